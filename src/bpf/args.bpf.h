@@ -1,0 +1,44 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/* Reading a traced function's arguments and return value from the context. */
+#ifndef DWELL_ARGS_H
+#define DWELL_ARGS_H
+
+/*
+ * The context of fentry and fexit is an array of 64-bit words: the argument
+ * registers, then (fexit only) the return value. The verifier only allows
+ * constant offsets into it, so each word has its own load here; with a word
+ * number from .rodata the verifier sees which case is taken and removes the
+ * others. Inline assembly keeps the compiler from merging the cases back into
+ * one computed offset.
+ */
+#define CTX_WORD(n)                                            \
+	case n:                                                \
+		asm volatile("%0 = *(u64 *)(%1 + %2)"          \
+			     : "=r"(word)                      \
+			     : "r"(ctx), "i"((n) * 8));        \
+		break
+
+/* 12 arguments (MAX_BPF_FUNC_ARGS) and the return value behind them. */
+static __always_inline __u64 ctx_word(const __u64 *ctx, __u32 n)
+{
+	__u64 word = 0;
+
+	switch (n) {
+	CTX_WORD(0);
+	CTX_WORD(1);
+	CTX_WORD(2);
+	CTX_WORD(3);
+	CTX_WORD(4);
+	CTX_WORD(5);
+	CTX_WORD(6);
+	CTX_WORD(7);
+	CTX_WORD(8);
+	CTX_WORD(9);
+	CTX_WORD(10);
+	CTX_WORD(11);
+	CTX_WORD(12);
+	}
+	return word;
+}
+
+#endif

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
+/*
+ * One span's programs: an fentry and an fexit program on one function. Each
+ * span is an object of its own, specialised through .rodata, so the verifier
+ * removes whatever that span does not use. The targets are set at load time.
+ */
+#include "kernel.h"
+#include <bpf/bpf_helpers.h>
+#include "dwell.h"
+#include "inflight.bpf.h"
+
+/* The span's index in its probe. */
+const volatile __u32 span = 0;
+/* The argument word that is a struct sk_buff *; >= arg_words: there is none. */
+const volatile __u32 skb_word = 0;
+/* Non-zero where the function returns a value. */
+const volatile __u32 returns = 0;
+
+/* Shared by all spans of a probe. */
+struct {
+	__uint(type, BPF_MAP_TYPE_RINGBUF);
+	__uint(max_entries, 4 << 20);
+} dwell_ring SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct dwell_control);
+} dwell_control SEC(".maps");
+
+/*
+ * A struct only gets into the object's type information, with which the Rust
+ * side compares its own layout, by way of a global of its type.
+ */
+const volatile struct dwell_record record_layout = {};
+
+/* Read at the start: by the exit the callee may have freed the packet. */
+static __always_inline __u32 skb_len(const __u64 *ctx)
+{
+	struct sk_buff *skb;
+
+	if (skb_word >= arg_words)
+		return 0;
+	skb = (struct sk_buff *)ctx_word(ctx, skb_word);
+	return skb ? skb->len : 0;
+}
+
+/* The reader polls; a record wakes it only where it said that it sleeps. */
+static __always_inline __u64 wake_flag(void)
+{
+	__u32 zero = 0;
+	struct dwell_control *c = bpf_map_lookup_elem(&dwell_control, &zero);
+
+	if (!c || !c->wake)
+		return BPF_RB_NO_WAKEUP;
+	c->wake = 0;
+	return BPF_RB_FORCE_WAKEUP;
+}
+
+static __always_inline void emit(const __u64 *ctx, const struct dwell_start *start, __u64 now)
+{
+	struct dwell_record *r = bpf_ringbuf_reserve(&dwell_ring, sizeof(*r), 0);
+	__u64 id;
+
+	if (!r) {
+		COUNT(ring_dropped);
+		return;
+	}
+	id = bpf_get_current_pid_tgid();
+	r->start_ns = start->ns;
+	r->latency_ns = now - start->ns;
+	r->ret = returns ? ctx_word(ctx, arg_words) : 0;
+	r->skb = skb_word < arg_words ? ctx_word(ctx, skb_word) : 0;
+	r->span = span;
+	r->pid = id >> 32;
+	r->tid = id;
+	r->cpu_start = start->cpu;
+	r->cpu_end = bpf_get_smp_processor_id();
+	r->len = start->len;
+	bpf_get_current_comm(r->comm, sizeof(r->comm));
+	bpf_ringbuf_submit(r, wake_flag());
+}
+
+static __always_inline void finish(const __u64 *ctx, const struct dwell_start *start, __u64 now)
+{
+	/*
+	 * Another call's start (see fingerprint()), or a clock that went
+	 * backwards, which the kernel's fast clock may across an NMI: no
+	 * latency is better than a wrong one.
+	 */
+	if (start->fingerprint != fingerprint(ctx) || now < start->ns) {
+		COUNT(mismatched);
+		return;
+	}
+	COUNT(completed);
+	emit(ctx, start, now);
+}
+
+SEC("fentry")
+int call_entry(__u64 *ctx)
+{
+	COUNT(started);
+	start_in_table(ctx, frame_key(ctx), skb_len(ctx));
+	return 0;
+}
+
+SEC("fexit")
+int call_exit(__u64 *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct dwell_start start;
+
+	if (end_in_table(frame_key(ctx), &start))
+		finish(ctx, &start, now);
+	else
+		COUNT(unmatched);
+	return 0;
+}
+
+/* The same for kernels without compare-and-swap. */
+SEC("fentry")
+int call_entry_hash(__u64 *ctx)
+{
+	COUNT(started);
+	start_in_hash(ctx, frame_key(ctx), skb_len(ctx));
+	return 0;
+}
+
+SEC("fexit")
+int call_exit_hash(__u64 *ctx)
+{
+	__u64 now = bpf_ktime_get_ns();
+	struct dwell_start start;
+
+	if (end_in_hash(frame_key(ctx), &start))
+		finish(ctx, &start, now);
+	else
+		COUNT(unmatched);
+	return 0;
+}
+
+char LICENSE[] SEC("license") = "Dual BSD/GPL";

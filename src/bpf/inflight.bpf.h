@@ -1,0 +1,192 @@
+/* SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause */
+/*
+ * The in-flight table: the kernel-side store of started, unfinished calls.
+ *
+ * Its key is the call's trampoline frame. An fentry and an fexit program on one
+ * function run in one trampoline invocation and get the same context pointer,
+ * an address on that call's own stack: unique among all calls in flight,
+ * whatever the task, the CPU, or the depth of nesting.
+ *
+ * Only the call that owns a key ever touches the slot that holds it. What CPUs
+ * contend for is the claim of a free slot, so the claim alone is a
+ * compare-and-swap.
+ *
+ * Two stores: the set-associative array in .bss with a hash map behind it, and,
+ * for kernels that lack compare-and-swap (before 5.12), the hash map alone.
+ */
+#ifndef DWELL_INFLIGHT_H
+#define DWELL_INFLIGHT_H
+
+#include "args.bpf.h"
+#include "dwell.h"
+
+/* Number of argument words; the return value lies behind them. */
+const volatile __u32 arg_words = 0;
+/* The word of which the fingerprint is made; >= arg_words: there is none. */
+const volatile __u32 fingerprint_word = 0;
+/* 64 - log2(number of sets in use) */
+const volatile __u32 set_shift = 54;
+
+struct dwell_state state = {};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, 4096);
+	__type(key, __u64);
+	__type(value, struct dwell_start);
+} dwell_overflow SEC(".maps");
+
+static __always_inline struct dwell_counters *counters(void)
+{
+	return &state.counters[bpf_get_smp_processor_id() % DWELL_COUNTER_SETS];
+}
+
+/*
+ * Atomic, because a softirq or a preempting task may run the same program in
+ * the middle of the addition. Only valid where the result is unused: that is
+ * the one atomic instruction Linux 5.10 has.
+ */
+#define COUNT(member) ((void)__sync_fetch_and_add(&counters()->member, 1))
+
+/*
+ * The frame's address as a plain number. The verifier lets a privileged
+ * program subtract one pointer from another, and calls the result a scalar.
+ */
+static __always_inline __u64 frame_key(const void *ctx)
+{
+	__u64 key = (__u64)ctx;
+
+	asm volatile("%0 -= %1" : "+r"(key) : "r"(&state));
+	return key;
+}
+
+/*
+ * A value that is the same at both ends of a call, and mostly another in
+ * another call. Where an exit and then a start were skipped by the kernel's
+ * recursion guard, the stale start is recognised by it.
+ */
+static __always_inline __u64 fingerprint(const __u64 *ctx)
+{
+	if (fingerprint_word < arg_words)
+		return ctx_word(ctx, fingerprint_word);
+	return bpf_get_current_pid_tgid();
+}
+
+/* The set a key belongs to, by Fibonacci hashing: frames differ in few bits. */
+static __always_inline struct dwell_slot *set_of(__u64 key)
+{
+	__u64 set = (key * 0x9E3779B97F4A7C15ULL) >> set_shift;
+
+	/* Not needed with a valid set_shift; it is what the verifier believes. */
+	set &= DWELL_SETS - 1;
+	return &state.slots[set * DWELL_WAYS];
+}
+
+static __always_inline struct dwell_slot *find(struct dwell_slot *set, __u64 key)
+{
+#pragma unroll
+	for (int way = 0; way < DWELL_WAYS; way++) {
+		if (set[way].key == key)
+			return &set[way];
+	}
+	return 0;
+}
+
+static __always_inline struct dwell_slot *claim(struct dwell_slot *set, __u64 key)
+{
+#pragma unroll
+	for (int way = 0; way < DWELL_WAYS; way++) {
+		if (!set[way].key && !__sync_val_compare_and_swap(&set[way].key, 0, key))
+			return &set[way];
+	}
+	return 0;
+}
+
+/*
+ * Everything read from the slot must have been read before another CPU can
+ * claim it. x86 keeps that order by itself; elsewhere the exchange does.
+ */
+static __always_inline void release(struct dwell_slot *slot)
+{
+#ifdef __TARGET_ARCH_x86
+	*(volatile __u64 *)&slot->key = 0;
+#else
+	(void)__sync_lock_test_and_set(&slot->key, 0);
+#endif
+}
+
+/* The time stamp comes last at the start and first at the end. */
+static __always_inline void fill(struct dwell_start *start, const __u64 *ctx, __u32 len)
+{
+	start->fingerprint = fingerprint(ctx);
+	start->cpu = bpf_get_smp_processor_id();
+	start->len = len;
+	start->ns = bpf_ktime_get_ns();
+}
+
+static __always_inline void start_in_hash(const __u64 *ctx, __u64 key, __u32 len)
+{
+	struct dwell_start empty = {}, *start;
+	long exists = bpf_map_update_elem(&dwell_overflow, &key, &empty, BPF_NOEXIST);
+
+	/* Filled in place, so that the map's own cost lies outside the span. */
+	start = bpf_map_lookup_elem(&dwell_overflow, &key);
+	if (!start) {
+		COUNT(untracked);
+		return;
+	}
+	if (exists)
+		COUNT(overwritten);
+	else
+		__sync_fetch_and_add(&state.overflow_live, 1);
+	fill(start, ctx, len);
+}
+
+static __always_inline int end_in_hash(__u64 key, struct dwell_start *out)
+{
+	struct dwell_start *start = bpf_map_lookup_elem(&dwell_overflow, &key);
+
+	if (!start)
+		return 0;
+	*out = *start;
+	bpf_map_delete_elem(&dwell_overflow, &key);
+	__sync_fetch_and_add(&state.overflow_live, -1);
+	return 1;
+}
+
+/*
+ * A start that still holds this very frame lost its exit, as happens to calls
+ * in flight when somebody attaches to or detaches from the function: the frame
+ * is a new call's now. It is looked for in both stores.
+ */
+static __always_inline void start_in_table(const __u64 *ctx, __u64 key, __u32 len)
+{
+	struct dwell_slot *set = set_of(key), *slot;
+
+	if (state.overflow_live && !bpf_map_delete_elem(&dwell_overflow, &key)) {
+		__sync_fetch_and_add(&state.overflow_live, -1);
+		COUNT(overwritten);
+	}
+	slot = find(set, key);
+	if (slot)
+		COUNT(overwritten);
+	else
+		slot = claim(set, key);
+	if (slot)
+		fill(&slot->start, ctx, len);
+	else
+		start_in_hash(ctx, key, len);
+}
+
+static __always_inline int end_in_table(__u64 key, struct dwell_start *out)
+{
+	struct dwell_slot *slot = find(set_of(key), key);
+
+	if (!slot)
+		return state.overflow_live && end_in_hash(key, out);
+	*out = slot->start;
+	release(slot);
+	return 1;
+}
+
+#endif

@@ -1,0 +1,112 @@
+//! The one module that uses libbpf: loads and attaches programs, and reads what they write.
+
+mod messages;
+mod reader;
+mod span;
+
+use libbpf_rs::{ErrorExt as _, MapHandle, MapType, libbpf_sys};
+
+pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
+pub(crate) use reader::Reader;
+#[cfg(not(dwell_docs))]
+pub(crate) use span::types;
+pub(crate) use span::{AttachedSpan, attach};
+
+use crate::error::{Capability, Error, ErrorKind};
+use crate::kernel;
+
+/// The key of an array's only element.
+const FIRST_KEY: [u8; 4] = [0; 4];
+
+/// The maps that all spans of a probe share.
+#[derive(Debug)]
+pub(crate) struct Maps {
+    ring: MapHandle,
+    control: MapHandle,
+}
+
+impl Maps {
+    /// Creates them; `ring_bytes` is a power of two and a multiple of the page size.
+    pub(crate) fn create(ring_bytes: u32) -> Result<Self, Error> {
+        let (maps, _) = messages::captured(|| {
+            Ok(Self {
+                ring: create_map(MapType::RingBuf, "dwell_ring", 0, 0, ring_bytes)
+                    .context("creating the ring buffer")?,
+                control: create_map(MapType::Array, "dwell_control", 4, 8, 1).context("creating a map")?,
+            })
+        });
+        maps.map_err(|error: libbpf_rs::Error| {
+            // The programs' capabilities have been checked; what is left is the limit on locked memory.
+            let refused = errno(&error) == EPERM || errno(&error) == ENOMEM;
+            if refused && kernel::locked_memory_is_limited() && kernel::lacks(Capability::SysResource) {
+                return ErrorKind::NoPrivilege { missing: vec![Capability::SysResource] }.into();
+            }
+            system_error(&error.to_string(), &error)
+        })
+    }
+}
+
+fn create_map(ty: MapType, name: &str, key: u32, value: u32, entries: u32) -> libbpf_rs::Result<MapHandle> {
+    let options = libbpf_sys::bpf_map_create_opts {
+        sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        ..Default::default()
+    };
+    MapHandle::create(ty, Some(name), key, value, entries, &options)
+}
+
+pub(crate) const EPERM: i32 = 1;
+const ENOMEM: i32 = 12;
+
+/// The errno within one of libbpf-rs' errors, which only shows it in its text.
+fn errno(error: &libbpf_rs::Error) -> i32 {
+    let text = format!("{error:#}");
+    let number = text.rsplit_once("(os error ").and_then(|(_, rest)| rest.trim_end_matches(')').parse().ok());
+    number.unwrap_or(0)
+}
+
+fn system_error(action: &str, error: &libbpf_rs::Error) -> Error {
+    let errno = errno(error);
+    Error::system(action, errno).with_errno(errno)
+}
+
+/// The ring buffer's size for a wanted number of bytes: the next power of two that is a multiple of the page size.
+pub(crate) fn ring_size(bytes: usize) -> Option<u32> {
+    round_ring(bytes, rustix::param::page_size())
+}
+
+fn round_ring(bytes: usize, page: usize) -> Option<u32> {
+    /// The kernel would take 2 GiB, but libbpf maps a ring twice.
+    const LARGEST: usize = 1 << 30;
+    if bytes == 0 || bytes > LARGEST {
+        return None;
+    }
+    u32::try_from(bytes.max(page).next_power_of_two()).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Every size becomes a power of two and a multiple of the page, not smaller than asked for, or is refused.
+    #[test]
+    fn ring_sizes() {
+        for page in [4 << 10, 16 << 10, 64 << 10] {
+            for bytes in [1, 4095, 4097, 699_050, 1 << 20, 3 << 20, 1 << 30] {
+                let size = round_ring(bytes, page).unwrap() as usize;
+                assert!(size >= bytes && size.is_power_of_two() && size % page == 0, "{bytes} {page}: {size}");
+            }
+            for bytes in [0, (1 << 30) + 1, 1 << 31, u32::MAX as usize, usize::MAX] {
+                assert_eq!(round_ring(bytes, page), None);
+            }
+        }
+    }
+
+    /// The errno is found however deep it lies.
+    #[test]
+    fn errnos() {
+        let error = libbpf_rs::Error::from_raw_os_error(524).context("one").context("two");
+        assert_eq!(errno(&error), 524);
+        let error = libbpf_rs::Error::from_raw_os_error(1);
+        assert_eq!(errno(&error), 1);
+    }
+}

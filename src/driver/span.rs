@@ -1,0 +1,285 @@
+//! One span: an object of its own, specialised, loaded, attached, and then reduced to its links and maps.
+
+use std::ffi::c_void;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::sync::{Mutex, OnceLock, PoisonError};
+
+use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+use libbpf_rs::{ErrorExt as _, Link, MapCore as _, MapFlags, MapHandle, OpenProgramMut, ProgramMut, libbpf_sys};
+
+use super::{ENOMEM, EPERM, FIRST_KEY, Maps, errno, messages, system_error};
+use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
+use crate::kernel::{self, Return, Target};
+use crate::probe::Store;
+use crate::wire::{Counters, SETS, State, WAYS};
+
+#[cfg(not(dwell_docs))]
+#[allow(warnings, unsafe_code, clippy::all, clippy::restriction, reason = "generated code")]
+mod skel {
+    pub(super) mod dwell {
+        include!(concat!(env!("OUT_DIR"), "/dwell.skel.rs"));
+    }
+    pub(super) mod features {
+        include!(concat!(env!("OUT_DIR"), "/features.skel.rs"));
+    }
+}
+
+#[cfg(not(dwell_docs))]
+pub(crate) use skel::dwell::types;
+
+/// An attached span. Dropping it detaches it.
+#[derive(Debug)]
+pub(crate) struct AttachedSpan {
+    links: Option<Links>,
+    pub(crate) store: Store,
+    overflow: MapHandle,
+    state: MapHandle,
+    /// The bytes of `struct dwell_state` as last read.
+    last: Mutex<Vec<u8>>,
+    entry: OwnedFd,
+    exit: OwnedFd,
+}
+
+/// Dropped in this order: while only the exit is attached, a lone exit is counted and harmless, whereas a lone entry
+/// would leave starts behind.
+#[derive(Debug)]
+struct Links {
+    _entry: Link,
+    _exit: Link,
+}
+
+/// What the kernel has counted of a span.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Snapshot {
+    pub(crate) counters: Counters,
+    pub(crate) open: u64,
+    pub(crate) missed: u64,
+    pub(crate) missed_exits: u64,
+}
+
+/// Loads and attaches the span number `index`, for calls of `target`; on failure nothing of it is left.
+///
+/// `name` is what the user calls it.
+pub(crate) fn attach(
+    maps: &Maps,
+    index: u32,
+    name: &str,
+    target: &Target,
+    in_flight: u32,
+) -> Result<AttachedSpan, Error> {
+    let (result, log) = messages::captured(|| {
+        let store = choose_store().map_err(|error| Failure { stage: Stage::Load, error })?;
+        load_and_attach(maps, index, target, &Room::new(in_flight, store))
+    });
+    result.map_err(|failure| explain(failure, name, target, log))
+}
+
+/// How a span's in-flight calls are stored.
+struct Room {
+    store: Store,
+    /// log2 of the sets of the table that are used.
+    log2_sets: u32,
+    /// Entries of the overflow map, or of the hash map that stands for all.
+    overflow: u32,
+}
+
+impl Room {
+    /// Half of the calls in the table, as far as it goes, the rest in the map behind it. A set of the table can be
+    /// full while others are empty, so the map is what guarantees the number.
+    fn new(in_flight: u32, store: Store) -> Self {
+        match store {
+            Store::HashMap => Self { store, log2_sets: 0, overflow: in_flight },
+            Store::Table => {
+                let sets = (in_flight / 2 / WAYS as u32).clamp(1, SETS as u32);
+                let log2_sets = sets.ilog2();
+                let table = (WAYS as u32) << log2_sets;
+                Self { store, log2_sets, overflow: in_flight.saturating_sub(table).max(1) }
+            }
+        }
+    }
+}
+
+/// The table, if this kernel has compare-and-swap for it; found by trying, once for the process.
+fn choose_store() -> libbpf_rs::Result<Store> {
+    static CHOICE: OnceLock<Store> = OnceLock::new();
+    if let Some(&store) = CHOICE.get() {
+        return Ok(store);
+    }
+    let mut object = MaybeUninit::uninit();
+    let open = skel::features::FeaturesSkelBuilder::default().open(&mut object)?;
+    let store = match open.load() {
+        Ok(_) => Store::Table,
+        Err(error) if errno(&error) == EINVAL => Store::HashMap,
+        Err(error) => return Err(error),
+    };
+    Ok(*CHOICE.get_or_init(|| store))
+}
+
+/// Where loading and attaching a span got to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Stage {
+    Load,
+    Attach,
+}
+
+struct Failure {
+    stage: Stage,
+    error: libbpf_rs::Error,
+}
+
+fn load_and_attach(maps: &Maps, index: u32, target: &Target, room: &Room) -> Result<AttachedSpan, Failure> {
+    let at = |stage| move |error| Failure { stage, error };
+    let mut object = MaybeUninit::uninit();
+    let mut open = skel::dwell::DwellSkelBuilder::default().open(&mut object).map_err(at(Stage::Load))?;
+    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
+        rodata.span = index;
+        rodata.arg_words = target.arg_words;
+        // Beyond the arguments: there is none.
+        rodata.skb_word = target.skb_word.unwrap_or(target.arg_words);
+        // The packet tells calls apart best; else the first argument, which mostly is the object worked on.
+        rodata.fingerprint_word = target.skb_word.unwrap_or(0);
+        rodata.returns = (target.ret != Return::Void).into();
+        rodata.set_shift = u64::BITS - room.log2_sets;
+    }
+    open.maps.dwell_ring.reuse_fd(maps.ring.as_fd()).map_err(at(Stage::Load))?;
+    open.maps.dwell_control.reuse_fd(maps.control.as_fd()).map_err(at(Stage::Load))?;
+    open.maps.dwell_overflow.set_max_entries(room.overflow).map_err(at(Stage::Load))?;
+
+    let function = match &target.module {
+        Some(module) => format!("{module}:{}", target.function),
+        None => target.function.clone(),
+    };
+    let progs = &mut open.progs;
+    let (table, hash) = (room.store == Store::Table, room.store == Store::HashMap);
+    for (prog, wanted) in [
+        (&mut progs.call_entry, table),
+        (&mut progs.call_exit, table),
+        (&mut progs.call_entry_hash, hash),
+        (&mut progs.call_exit_hash, hash),
+    ] {
+        choose(prog, wanted.then_some(&function)).map_err(at(Stage::Load))?;
+    }
+
+    let skel = open.load().map_err(at(Stage::Load))?;
+    let (entry, exit) = match room.store {
+        Store::Table => (&skel.progs.call_entry, &skel.progs.call_exit),
+        Store::HashMap => (&skel.progs.call_entry_hash, &skel.progs.call_exit_hash),
+    };
+    // The exit first, see `Links`.
+    let exit_link = exit.attach_trace().map_err(at(Stage::Attach))?;
+    let entry_link = entry.attach_trace().map_err(at(Stage::Attach))?;
+    let state = MapHandle::try_from(&skel.maps.bss).map_err(at(Stage::Load))?;
+    Ok(AttachedSpan {
+        links: Some(Links { _entry: entry_link, _exit: exit_link }),
+        store: room.store,
+        overflow: MapHandle::try_from(&skel.maps.dwell_overflow).map_err(at(Stage::Load))?,
+        last: Mutex::new(vec![0; state.value_size() as usize]),
+        state,
+        entry: duplicate(entry).map_err(at(Stage::Load))?,
+        exit: duplicate(exit).map_err(at(Stage::Load))?,
+    })
+}
+
+fn choose(prog: &mut OpenProgramMut<'_>, function: Option<&String>) -> libbpf_rs::Result<()> {
+    prog.set_autoload(function.is_some());
+    match function {
+        Some(function) => prog.set_attach_target(0, Some(function.clone())),
+        None => Ok(()),
+    }
+}
+
+fn duplicate(prog: &ProgramMut<'_>) -> libbpf_rs::Result<OwnedFd> {
+    prog.as_fd().try_clone_to_owned().map_err(|error| {
+        libbpf_rs::Error::from_raw_os_error(error.raw_os_error().unwrap_or(EMFILE)).context("duplicating a descriptor")
+    })
+}
+
+const ESRCH: i32 = 3;
+const E2BIG: i32 = 7;
+const EINVAL: i32 = 22;
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
+/// Arguments that every kernel's trampolines can save on x86-64.
+const CERTAIN_WORDS: u32 = 6;
+/// How many of libbpf's lines an error keeps.
+const LOG_LINES: usize = 20;
+
+/// Makes of the kernel's errno what it means for this function.
+fn explain(failure: Failure, name: &str, target: &Target, mut log: Vec<String>) -> Error {
+    let errno = errno(&failure.error);
+    let lacks_admin = target.module.is_some() && kernel::lacks(Capability::SysAdmin);
+    let error: Error = match errno {
+        // Before 6.6 there were trampolines for six registers only, and the same errno as for none at all.
+        ENOTSUPP if target.arg_words > CERTAIN_WORDS => {
+            Error::not_traceable(name, NotTraceable::TooManyArguments { words: target.arg_words })
+        }
+        // A module's type information is a kernel object, and to open one takes CAP_SYS_ADMIN.
+        EPERM | ESRCH if lacks_admin => ErrorKind::NoPrivilege { missing: vec![Capability::SysAdmin] }.into(),
+        EPERM | ENOTSUPP => ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into(),
+        E2BIG if failure.stage == Stage::Attach => Error::not_traceable(name, NotTraceable::TooManyProbes),
+        ENOMEM | ENFILE | EMFILE => return system_error(&format!("attaching to `{name}`"), &failure.error),
+        _ => {
+            let reason = kernel::why_not_attached(&target.function).unwrap_or_else(|| {
+                log.drain(..log.len().saturating_sub(LOG_LINES));
+                NotTraceable::Refused { errno, log }
+            });
+            Error::not_traceable(name, reason)
+        }
+    };
+    error.with_errno(errno)
+}
+
+impl AttachedSpan {
+    /// Detaches; what has been counted can still be read.
+    pub(crate) fn detach(&mut self) {
+        self.links = None;
+    }
+
+    /// What the kernel has counted so far.
+    ///
+    /// Should the kernel have no memory to hand its counters over, they are those of the last time.
+    pub(crate) fn snapshot(&self) -> Snapshot {
+        let mut bytes = self.last.lock().unwrap_or_else(PoisonError::into_inner);
+        let _ = self.state.lookup_into(&FIRST_KEY, &mut bytes, MapFlags::ANY);
+        let (counters, in_table) = State::summary(&bytes).unwrap_or_default();
+        let in_overflow = self.overflow.keys().count() as u64;
+        Snapshot {
+            counters,
+            open: in_table + in_overflow,
+            missed: recursion_misses(self.entry.as_fd()),
+            missed_exits: recursion_misses(self.exit.as_fd()),
+        }
+    }
+}
+
+/// How often the kernel has skipped a program because it was running already; 0 on kernels before 5.12, which never
+/// skip.
+#[expect(unsafe_code, reason = "libbpf-rs offers this only for programs found by iterating over all of them")]
+fn recursion_misses(prog: BorrowedFd<'_>) -> u64 {
+    let mut info = libbpf_sys::bpf_prog_info::default();
+    let mut len = size_of_val(&info) as u32;
+    // SAFETY: `info` is a valid, zeroed `bpf_prog_info` of `len` bytes that the kernel may write to, and its pointer
+    // members are NULL with their lengths 0, so that the kernel writes nowhere else.
+    let result =
+        unsafe { libbpf_sys::bpf_obj_get_info_by_fd(prog.as_raw_fd(), (&raw mut info).cast::<c_void>(), &raw mut len) };
+    if result == 0 { info.recursion_misses } else { 0 }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// There is always room for as many calls as were asked for, and the table is never larger than it is.
+    #[test]
+    fn room() {
+        for in_flight in [1, 2, 7, 8, 64, 1_000, 8_192, 1 << 20] {
+            let room = Room::new(in_flight, Store::Table);
+            let table = (WAYS as u32) << room.log2_sets;
+            assert!(table + room.overflow >= in_flight && table <= (WAYS * SETS) as u32, "{in_flight}");
+            assert!(in_flight < 8 || table <= in_flight / 2, "{in_flight}");
+            assert_eq!(Room::new(in_flight, Store::HashMap).overflow, in_flight);
+        }
+        assert_eq!(Room::new(64, Store::Table).log2_sets, 3);
+    }
+}

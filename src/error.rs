@@ -1,0 +1,392 @@
+//! What can go wrong, with what, and what to do about it.
+
+use std::fmt;
+use std::io;
+
+/// Every failure of this crate.
+///
+/// [`kind`](Error::kind) says what went wrong in a form to match on; the `Display` text says it to a person: what
+/// was wrong, with what, and what to do. The underlying operating-system error, where there is one, is the
+/// [`source`](std::error::Error::source).
+///
+/// ```
+/// use dwell::{ErrorKind, LatencyProbe};
+///
+/// let error = LatencyProbe::builder().attach().unwrap_err();
+/// assert!(matches!(error.kind(), ErrorKind::Config { .. }));
+/// assert_eq!(error.to_string(), "nothing to measure: name at least one function with `function()`");
+/// ```
+pub struct Error(Box<Inner>);
+
+struct Inner {
+    kind: ErrorKind,
+    source: Option<io::Error>,
+}
+
+/// What went wrong; see [`Error::kind`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ErrorKind {
+    /// A setting of the builder is out of its range or contradicts another. Nothing was asked of the kernel.
+    #[error("{reason}")]
+    #[non_exhaustive]
+    Config {
+        /// The builder's method.
+        setting: &'static str,
+        /// What is wrong with it.
+        reason: String,
+    },
+
+    /// This kernel, with the modules that are loaded now, has no function of that name.
+    #[error("this kernel has no function `{function}`{}", near_text(near))]
+    #[non_exhaustive]
+    UnknownFunction {
+        /// The name that was asked for.
+        function: String,
+        /// Up to three names that look like it, the nearest first.
+        near: Vec<String>,
+    },
+
+    /// The function exists but fentry/fexit programs can't be attached to it.
+    #[error("`{function}` can't be traced: {reason}")]
+    #[non_exhaustive]
+    NotTraceable {
+        /// The name that was asked for.
+        function: String,
+        /// Why not.
+        reason: NotTraceable,
+    },
+
+    /// The process lacks capabilities that loading tracing programs needs.
+    #[error("tracing needs {}, which this process lacks: run it as root, or grant it with `setcap`", list(missing))]
+    #[non_exhaustive]
+    NoPrivilege {
+        /// The missing capabilities.
+        missing: Vec<Capability>,
+    },
+
+    /// The kernel doesn't describe its types, without which fentry programs can't be attached.
+    #[error(
+        "this kernel offers no type information at {path}: it needs CONFIG_DEBUG_INFO_BTF=y, \
+         and /sys must be visible to this process"
+    )]
+    #[non_exhaustive]
+    NoBtf {
+        /// Where it was looked for.
+        path: String,
+    },
+
+    /// The kernel refuses fentry/fexit programs, whatever the function, though the process has the capabilities.
+    #[error("this kernel refuses fentry/fexit programs ({}); {}", errno_text(*errno), lockdown_text(*lockdown))]
+    #[non_exhaustive]
+    TracingRefused {
+        /// The kernel's answer, such as 1 (`EPERM`) or 524 (`ENOTSUPP`: no trampolines on this architecture).
+        errno: i32,
+        /// Whether the kernel is locked down; `None` where it doesn't say.
+        lockdown: Option<Lockdown>,
+    },
+
+    /// The kernel or the system refused something else.
+    #[error("{action} failed: {}", errno_text(*errno))]
+    #[non_exhaustive]
+    System {
+        /// What was tried.
+        action: String,
+        /// The kernel's answer.
+        errno: i32,
+    },
+}
+
+/// Why a function can't be traced.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NotTraceable {
+    /// The compiler left only specialised copies of it, which are no functions of that name any more.
+    #[error("the compiler left only specialised copies of it ({})", .symbols.join(", "))]
+    #[non_exhaustive]
+    OptimisedVariant {
+        /// Their names, such as `name.isra.0`.
+        symbols: Vec<String>,
+    },
+    /// It has no code of its own: inlined into its callers everywhere.
+    #[error("it was inlined into its callers and has no code of its own in this kernel")]
+    Inlined,
+    /// The kernel excludes it from tracing.
+    #[error("the kernel excludes it from tracing (it is not in available_filter_functions)")]
+    Excluded,
+    /// Its arguments take more registers than this kernel's trampolines save.
+    #[error(
+        "its arguments take {words} registers, more than this kernel can save \
+         (6 before Linux 6.6 on x86-64, 12 from then on)"
+    )]
+    #[non_exhaustive]
+    TooManyArguments {
+        /// The registers that they take.
+        words: u32,
+    },
+    /// It takes a variable number of arguments.
+    #[error("it takes a variable number of arguments")]
+    Variadic,
+    /// It returns a struct, a union or a float, which fexit can't hand over.
+    #[error("it returns a value that fits no register")]
+    ReturnsAggregate,
+    /// It never returns, so it has no latency, and each call would leave a started span behind.
+    #[error("it never returns")]
+    NeverReturns,
+    /// The probe's own programs run through it.
+    #[error("the probe's own programs run through it")]
+    ProbePath,
+    /// Several functions of this kernel have this name.
+    #[error("{} functions have this name ({}): say which, as MODULE:FUNCTION", .modules.len(), .modules.join(", "))]
+    #[non_exhaustive]
+    Ambiguous {
+        /// The modules they are in, `vmlinux` for the kernel itself.
+        modules: Vec<String>,
+    },
+    /// It is in a module whose type information the kernel doesn't offer.
+    #[error("it is in module {module}, and this kernel has no type information for modules (Linux 5.11 and later do)")]
+    #[non_exhaustive]
+    ModuleWithoutBtf {
+        /// The module.
+        module: String,
+    },
+    /// As many programs are attached to it as the kernel allows.
+    #[error("as many programs are attached to it as the kernel allows (38 on most kernels, two for each span)")]
+    TooManyProbes,
+    /// The kernel refused the program or the attachment.
+    #[error("the kernel refused it ({}){}", errno_text(*errno), log_text(log))]
+    #[non_exhaustive]
+    Refused {
+        /// The kernel's answer.
+        errno: i32,
+        /// The last lines that libbpf and the kernel's verifier had to say.
+        log: Vec<String>,
+    },
+}
+
+/// A Linux capability that tracing may need.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Capability {
+    /// `CAP_BPF`: to create maps and load programs.
+    Bpf,
+    /// `CAP_PERFMON`: to load tracing programs.
+    Perfmon,
+    /// `CAP_SYS_ADMIN`: to trace functions of modules.
+    SysAdmin,
+    /// `CAP_SYS_RESOURCE`: to lift the limit on locked memory, where the kernel counts maps against it (before 5.11).
+    SysResource,
+}
+
+impl Capability {
+    /// Its bit in a capability set, from `include/uapi/linux/capability.h`.
+    pub(crate) fn bit(self) -> u32 {
+        match self {
+            Self::SysAdmin => 21,
+            Self::SysResource => 24,
+            Self::Perfmon => 38,
+            Self::Bpf => 39,
+        }
+    }
+}
+
+impl fmt::Display for Capability {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Bpf => "CAP_BPF",
+            Self::Perfmon => "CAP_PERFMON",
+            Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::SysResource => "CAP_SYS_RESOURCE",
+        })
+    }
+}
+
+/// How far the kernel is locked down (`/sys/kernel/security/lockdown`).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Lockdown {
+    /// Not at all.
+    None,
+    /// User space can't change the running kernel.
+    Integrity,
+    /// User space can't read the kernel's secrets either.
+    Confidentiality,
+}
+
+impl fmt::Display for Lockdown {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::None => "none",
+            Self::Integrity => "integrity",
+            Self::Confidentiality => "confidentiality",
+        })
+    }
+}
+
+impl Error {
+    /// What went wrong.
+    pub fn kind(&self) -> &ErrorKind {
+        &self.0.kind
+    }
+
+    /// The function that it went wrong with, where it was one.
+    pub fn function(&self) -> Option<&str> {
+        match self.kind() {
+            ErrorKind::UnknownFunction { function, .. } | ErrorKind::NotTraceable { function, .. } => Some(function),
+            _ => None,
+        }
+    }
+
+    pub(crate) fn config(setting: &'static str, reason: impl Into<String>) -> Self {
+        ErrorKind::Config { setting, reason: reason.into() }.into()
+    }
+
+    pub(crate) fn not_traceable(function: &str, reason: NotTraceable) -> Self {
+        ErrorKind::NotTraceable { function: function.to_owned(), reason }.into()
+    }
+
+    pub(crate) fn system(action: impl Into<String>, errno: i32) -> Self {
+        ErrorKind::System { action: action.into(), errno }.into()
+    }
+
+    /// Adds the operating system's error as the source.
+    pub(crate) fn with_errno(mut self, errno: i32) -> Self {
+        self.0.source = Some(io::Error::from_raw_os_error(errno));
+        self
+    }
+}
+
+impl From<ErrorKind> for Error {
+    fn from(kind: ErrorKind) -> Self {
+        Self(Box::new(Inner { kind, source: None }))
+    }
+}
+
+impl fmt::Debug for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Error").field("kind", &self.0.kind).field("source", &self.0.source).finish()
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.kind.fmt(f)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.0.source.as_ref().map(|source| source as _)
+    }
+}
+
+/// The kernel's own ENOTSUPP, which no C library has a text for.
+pub(crate) const ENOTSUPP: i32 = 524;
+
+fn errno_text(errno: i32) -> String {
+    match errno {
+        ENOTSUPP => "errno 524: not supported on this architecture".to_owned(),
+        // io::Error's text: "Operation not permitted (os error 1)".
+        _ => {
+            let text = io::Error::from_raw_os_error(errno).to_string();
+            let text = text.split(" (os error").next().unwrap_or_default();
+            format!("errno {errno}: {text}")
+        }
+    }
+}
+
+fn lockdown_text(lockdown: Option<Lockdown>) -> String {
+    match lockdown {
+        Some(Lockdown::None) => "it is not locked down".to_owned(),
+        Some(mode) => format!("it is locked down ({mode})"),
+        None => "it doesn't say whether it is locked down".to_owned(),
+    }
+}
+
+fn near_text(near: &[String]) -> String {
+    if near.is_empty() {
+        return "; is its module loaded?".to_owned();
+    }
+    let near: Vec<_> = near.iter().map(|name| format!("`{name}`")).collect();
+    format!("; did you mean {}?", near.join(" or "))
+}
+
+fn log_text(log: &[String]) -> String {
+    if log.is_empty() { String::new() } else { format!(": {}", log.join(" | ")) }
+}
+
+fn list(capabilities: &[Capability]) -> String {
+    let names: Vec<_> = capabilities.iter().map(Capability::to_string).collect();
+    names.join(" and ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An error is one word, so that results stay small.
+    #[test]
+    fn is_one_word() {
+        assert_eq!(size_of::<Error>(), size_of::<usize>());
+    }
+
+    /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
+    #[test]
+    fn texts() {
+        let cases: [(ErrorKind, &str); 9] = [
+            (
+                ErrorKind::UnknownFunction { function: "ip_rvc".into(), near: vec!["ip_rcv".into()] },
+                "this kernel has no function `ip_rvc`; did you mean `ip_rcv`?",
+            ),
+            (
+                ErrorKind::UnknownFunction { function: "x".into(), near: vec![] },
+                "this kernel has no function `x`; is its module loaded?",
+            ),
+            (
+                ErrorKind::NoPrivilege { missing: vec![Capability::Bpf, Capability::Perfmon] },
+                "tracing needs CAP_BPF and CAP_PERFMON, which this process lacks: run it as root, or grant it with `setcap`",
+            ),
+            (
+                ErrorKind::TracingRefused { errno: 1, lockdown: Some(Lockdown::Confidentiality) },
+                "this kernel refuses fentry/fexit programs (errno 1: Operation not permitted); \
+                 it is locked down (confidentiality)",
+            ),
+            (
+                ErrorKind::TracingRefused { errno: 524, lockdown: None },
+                "this kernel refuses fentry/fexit programs (errno 524: not supported on this architecture); \
+                 it doesn't say whether it is locked down",
+            ),
+            (
+                ErrorKind::NotTraceable { function: "do_exit".into(), reason: NotTraceable::NeverReturns },
+                "`do_exit` can't be traced: it never returns",
+            ),
+            (
+                ErrorKind::NotTraceable {
+                    function: "f".into(),
+                    reason: NotTraceable::Refused { errno: 22, log: vec!["a".into(), "b".into()] },
+                },
+                "`f` can't be traced: the kernel refused it (errno 22: Invalid argument): a | b",
+            ),
+            (
+                ErrorKind::System { action: "creating the ring buffer".into(), errno: 12 },
+                "creating the ring buffer failed: errno 12: Cannot allocate memory",
+            ),
+            (
+                ErrorKind::NoBtf { path: "/sys/kernel/btf/vmlinux".into() },
+                "this kernel offers no type information at /sys/kernel/btf/vmlinux: it needs \
+                 CONFIG_DEBUG_INFO_BTF=y, and /sys must be visible to this process",
+            ),
+        ];
+        for (kind, text) in cases {
+            assert_eq!(Error::from(kind).to_string(), text);
+        }
+    }
+
+    /// The operating system's error is the source.
+    #[test]
+    fn has_a_source() {
+        let error = Error::system("reading", 2).with_errno(2);
+        let source = std::error::Error::source(&error).expect("there is one");
+        assert!(source.to_string().contains("No such file"));
+    }
+}

@@ -1,0 +1,66 @@
+//! What this process may do here.
+
+use std::fs;
+
+use crate::error::{Capability, Lockdown};
+
+/// Whether this process lacks a capability. Where `/proc` doesn't tell, it is taken to have it: the kernel decides.
+pub(crate) fn lacks(capability: Capability) -> bool {
+    let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    effective(&status).is_some_and(|set| set >> capability.bit() & 1 == 0)
+}
+
+/// The effective capability set, from the text of `/proc/PID/status`.
+fn effective(status: &str) -> Option<u64> {
+    let set = status.lines().find_map(|line| line.strip_prefix("CapEff:"))?;
+    u64::from_str_radix(set.trim(), 16).ok()
+}
+
+/// Whether `RLIMIT_MEMLOCK` bounds this process; kernels before 5.11 count maps against it.
+pub(crate) fn locked_memory_is_limited() -> bool {
+    let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    let line = limits.lines().find(|line| line.starts_with("Max locked memory"));
+    line.is_some_and(|line| line.split_whitespace().nth(3) != Some("unlimited"))
+}
+
+/// How far this kernel is locked down, where it says.
+pub(crate) fn lockdown() -> Option<Lockdown> {
+    parse_lockdown(&fs::read_to_string("/sys/kernel/security/lockdown").ok()?)
+}
+
+/// `none [integrity] confidentiality`: the mode in brackets is in force.
+fn parse_lockdown(text: &str) -> Option<Lockdown> {
+    let (_, rest) = text.split_once('[')?;
+    match rest.split_once(']')?.0 {
+        "none" => Some(Lockdown::None),
+        "integrity" => Some(Lockdown::Integrity),
+        "confidentiality" => Some(Lockdown::Confidentiality),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The kernel marks the mode in force with brackets.
+    #[test]
+    fn lockdown_modes() {
+        assert_eq!(parse_lockdown("[none] integrity confidentiality\n"), Some(Lockdown::None));
+        assert_eq!(parse_lockdown("none [integrity] confidentiality\n"), Some(Lockdown::Integrity));
+        assert_eq!(parse_lockdown("none integrity [confidentiality]\n"), Some(Lockdown::Confidentiality));
+        assert_eq!(parse_lockdown("none integrity\n"), None);
+        assert_eq!(parse_lockdown("[new]"), None);
+    }
+
+    /// The effective set is one of several in the file.
+    #[test]
+    fn capability_sets() {
+        let status = "CapPrm:\t0000000000000000\nCapEff:\t000000c000000000\nCapBnd:\t000001ffffffffff\n";
+        let set = effective(status).unwrap();
+        assert_eq!(set >> Capability::Bpf.bit() & 1, 1);
+        assert_eq!(set >> Capability::Perfmon.bit() & 1, 1);
+        assert_eq!(set >> Capability::SysAdmin.bit() & 1, 0);
+        assert_eq!(effective("Name:\tx\n"), None);
+    }
+}

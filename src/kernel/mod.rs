@@ -1,0 +1,41 @@
+//! What this kernel has: which functions, with which signatures, and what this process may do with them.
+//!
+//! Everything here reads files of `/sys` and `/proc`; nothing is loaded or attached.
+
+mod btf;
+mod functions;
+mod host;
+mod symbols;
+
+pub(crate) use btf::Return;
+pub(crate) use functions::Functions;
+pub(crate) use host::{lacks, lockdown, locked_memory_is_limited};
+pub(crate) use symbols::why_not_attached;
+
+use crate::error::{Capability, Error, ErrorKind};
+
+/// A function of this kernel, with all that attaching to it and reading its calls takes.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Without the module's name.
+    pub(crate) function: String,
+    /// `None`: in the kernel itself.
+    pub(crate) module: Option<String>,
+    /// 64-bit words of the fentry context that the arguments take.
+    pub(crate) arg_words: u32,
+    /// The word that is a `struct sk_buff *`.
+    pub(crate) skb_word: Option<u32>,
+    pub(crate) ret: Return,
+}
+
+/// Fails unless this process may load tracing programs, as far as its capabilities tell.
+///
+/// `CAP_SYS_ADMIN` stands for both; the kernel has asked for `CAP_BPF` and `CAP_PERFMON` since 5.8.
+pub(crate) fn check_privileges() -> Result<(), Error> {
+    let missing: Vec<_> =
+        [Capability::Bpf, Capability::Perfmon].into_iter().filter(|&capability| lacks(capability)).collect();
+    if missing.is_empty() || !lacks(Capability::SysAdmin) {
+        return Ok(());
+    }
+    Err(ErrorKind::NoPrivilege { missing }.into())
+}
