@@ -5,7 +5,7 @@ use std::ops::RangeInclusive;
 use crossbeam_channel::bounded;
 
 use crate::decode::SpanKind;
-use crate::driver::{self, Maps, Reader};
+use crate::driver::{self, Reader, Shared};
 use crate::error::Error;
 use crate::event::SpanName;
 use crate::kernel::{self, Functions, Target};
@@ -76,7 +76,7 @@ impl LatencyProbeBuilder {
 
     /// The size of the ring buffer between the kernel and the reader thread, one for the probe. Defaults to 4 MiB.
     ///
-    /// Rounded up to a power of two and to the page size. An event takes 80 bytes; while the ring is full, events are
+    /// Rounded up to a power of two and to the page size. An event takes 88 bytes; while the ring is full, events are
     /// dropped and counted as [`ring_dropped`](crate::SpanLedger::ring_dropped).
     ///
     /// # Errors
@@ -120,17 +120,17 @@ impl LatencyProbeBuilder {
         let targets = Functions::open()?.resolve(&names)?;
         check_distinct(&names, &targets)?;
 
-        let maps = Maps::create(ring_bytes)?;
+        let shared = Shared::create(ring_bytes)?;
         let (sender, events) = bounded(channel_capacity);
         let spans: Vec<_> =
             names.iter().zip(&targets).map(|(&name, target)| SpanKind { name: name.into(), ret: target.ret }).collect();
         let names: Vec<SpanName> = spans.iter().map(|span| span.name.clone()).collect();
         // Reading before anything writes, so that attaching many functions on a busy machine loses no event.
-        let reader = Reader::spawn(&maps, spans, sender)?;
+        let reader = Reader::spawn(&shared, spans, sender)?;
         let mut attached = Vec::with_capacity(targets.len());
         let mut infos = Vec::with_capacity(targets.len());
         for (index, (name, target)) in names.into_iter().zip(targets).enumerate() {
-            let span = driver::attach(&maps, index as u32, &name, &target, in_flight as u32)?;
+            let span = driver::attach(&shared, index as u32, &name, &target, in_flight as u32)?;
             let Target { function, module, .. } = target;
             infos.push(SpanInfo { name, function, module, pairing: Pairing::Frame, store: span.store });
             attached.push(span);

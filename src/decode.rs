@@ -25,8 +25,18 @@ pub(crate) enum Undecodable {
     Latency(u64),
 }
 
-/// Decodes the record of one finished span; `spans` are the probe's. Also says which of them it was.
-pub(crate) fn decode(bytes: &[u8], spans: &[SpanKind]) -> Result<(usize, LatencyEvent), Undecodable> {
+/// A record, read.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Decoded {
+    /// The span's index in its probe.
+    pub(crate) span: usize,
+    /// Whether the task may have been off its CPU in between. If not, the pair is certain.
+    pub(crate) switched: bool,
+    pub(crate) event: LatencyEvent,
+}
+
+/// Decodes the record of one finished span; `spans` are the probe's.
+pub(crate) fn decode(bytes: &[u8], spans: &[SpanKind]) -> Result<Decoded, Undecodable> {
     let record = Record::from_bytes(bytes).ok_or(Undecodable::Size(bytes.len()))?;
     let span = spans.get(record.span as usize).ok_or(Undecodable::Span(record.span))?;
     if record.latency_ns > i64::MAX as u64 {
@@ -44,7 +54,7 @@ pub(crate) fn decode(bytes: &[u8], spans: &[SpanKind]) -> Result<(usize, Latency
         ret: return_value(record.ret, span.ret),
         skb: (record.skb != 0).then(|| Skb::new(record.skb, record.len)),
     };
-    Ok((record.span as usize, event))
+    Ok(Decoded { span: record.span as usize, switched: record.switched != 0, event })
 }
 
 /// The value in a 64-bit register, of which a narrower type only defines the low bytes.
@@ -80,15 +90,33 @@ mod tests {
             cpu_start: 1,
             cpu_end: 2,
             len: 84,
+            switched: 1,
+            reserved: 0,
             comm: *b"ping\0\0\0\0\0\0\0\0\0\0\0\0",
         }
     }
 
     /// The record's bytes, as the kernel writes them: the members in order, in the machine's byte order.
     fn bytes(record: &Record) -> Vec<u8> {
-        let Record { start_ns, latency_ns, ret, skb, span, pid, tid, cpu_start, cpu_end, len, comm } = *record;
+        let Record {
+            start_ns,
+            latency_ns,
+            ret,
+            skb,
+            span,
+            pid,
+            tid,
+            cpu_start,
+            cpu_end,
+            len,
+            switched,
+            reserved,
+            comm,
+        } = *record;
         let mut bytes: Vec<u8> = [start_ns, latency_ns, ret, skb].into_iter().flat_map(u64::to_ne_bytes).collect();
-        bytes.extend([span, pid, tid, cpu_start, cpu_end, len].into_iter().flat_map(u32::to_ne_bytes));
+        bytes.extend(
+            [span, pid, tid, cpu_start, cpu_end, len, switched, reserved].into_iter().flat_map(u32::to_ne_bytes),
+        );
         bytes.extend(comm);
         bytes
     }
@@ -96,9 +124,7 @@ mod tests {
     /// Every field arrives where it belongs.
     #[test]
     fn decodes_every_field() {
-        let (span, event) = decode(&bytes(&record()), &spans()).unwrap();
-        assert_eq!(span, 0);
-        let expected = LatencyEvent {
+        let event = LatencyEvent {
             span: "ip_rcv".into(),
             start: MonotonicTime::from_nanos(1_000),
             latency: Duration::from_secs(5_000),
@@ -110,15 +136,15 @@ mod tests {
             ret: Some(-11),
             skb: Some(Skb::new(0xffff_8880_0000_1000, 84)),
         };
-        assert_eq!(event, expected);
+        assert_eq!(decode(&bytes(&record()), &spans()), Ok(Decoded { span: 0, switched: true, event }));
     }
 
     /// A void function returns nothing, whatever the register holds; a NULL packet is none.
     #[test]
     fn leaves_out_what_is_not_there() {
-        let record = Record { span: 1, skb: 0, ..record() };
-        let (span, event) = decode(&bytes(&record), &spans()).unwrap();
-        assert_eq!((span, event.ret, event.skb), (1, None, None));
+        let record = Record { span: 1, skb: 0, switched: 0, ..record() };
+        let Decoded { span, switched, event } = decode(&bytes(&record), &spans()).unwrap();
+        assert_eq!((span, switched, event.ret, event.skb), (1, false, None, None));
     }
 
     /// No latency is wrapped, cut to 32 bits or rounded; what can't be one is refused.
@@ -126,8 +152,8 @@ mod tests {
     fn latencies_are_64_bit() {
         let exact = [0, 1, 999, 4_294_967_295_000, 4_294_967_296_000, (1 << 32) * 1_000_000, i64::MAX as u64];
         for latency_ns in exact {
-            let (_, event) = decode(&bytes(&Record { latency_ns, ..record() }), &spans()).unwrap();
-            assert_eq!(event.latency.as_nanos(), u128::from(latency_ns));
+            let decoded = decode(&bytes(&Record { latency_ns, ..record() }), &spans()).unwrap();
+            assert_eq!(decoded.event.latency.as_nanos(), u128::from(latency_ns));
         }
         for latency_ns in [1 << 63, 5_u64.wrapping_sub(6), u64::MAX] {
             let result = decode(&bytes(&Record { latency_ns, ..record() }), &spans());
@@ -164,7 +190,7 @@ mod tests {
         }
         let mut longer = whole.clone();
         longer.push(0);
-        assert_eq!(decode(&longer, &spans()), Err(Undecodable::Size(73)));
+        assert_eq!(decode(&longer, &spans()), Err(Undecodable::Size(81)));
         for shift in 0..8 {
             let mut shifted = vec![0; shift];
             shifted.extend(&whole);
@@ -184,19 +210,19 @@ mod tests {
             state ^= state >> 27;
             state.wrapping_mul(0x2545_f491_4f6c_dd1d)
         };
-        let mut bytes = [0; 80];
+        let mut bytes = [0; 88];
         let mut decoded = 0;
         for n in 0..1_000_000 {
             for chunk in bytes.chunks_mut(8) {
                 chunk.copy_from_slice(&next().to_ne_bytes());
             }
             // Half of them are records in all but their contents.
-            let len = if n % 2 == 0 { 72 } else { next() as usize % 81 };
+            let len = if n % 2 == 0 { 80 } else { next() as usize % 89 };
             if n % 4 == 0 {
                 bytes[32..36].copy_from_slice(&((next() % 3) as u32).to_ne_bytes());
                 bytes[8..16].copy_from_slice(&(next() >> 1).to_ne_bytes());
             }
-            if let Ok((span, event)) = decode(&bytes[..len], &spans) {
+            if let Ok(Decoded { span, event, .. }) = decode(&bytes[..len], &spans) {
                 assert_eq!(event.span, spans[span].name);
                 assert!(!event.to_string().is_empty());
                 decoded += 1;

@@ -48,7 +48,9 @@ pub struct SpanLedger {
     /// Started calls whose exit was never seen and whose stack was used by a later call. The kernel skips the exits
     /// of calls in flight when any program attaches to or detaches from the same function.
     pub overwritten: u64,
-    /// Started calls that met another call's exit. It was recognised, and no latency was made of the two.
+    /// Started calls that met an exit which was another call's, or may have been: no latency was made of the two.
+    ///
+    /// It takes a call whose exit the kernel kept from the probe, and then one whose entry it did (see `missed`).
     pub mismatched: u64,
     /// Started calls whose exit hasn't been seen: running ones, and those whose exit was skipped by the kernel.
     pub open: u64,

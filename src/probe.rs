@@ -1,6 +1,7 @@
 //! The running probe.
 
 use std::fmt;
+use std::sync::atomic::Ordering;
 
 use crossbeam_channel::Receiver;
 use rustix::thread::{MembarrierCommand, membarrier};
@@ -120,20 +121,20 @@ impl LatencyProbe {
     /// between. Takes a few system calls for each span.
     pub fn ledger(&self) -> Ledger {
         let tally = self.reader.tally();
-        let accounts = self.infos.iter().zip(&self.spans).enumerate().map(|(n, (info, span))| {
-            let (delivered, channel_dropped) = tally.of(n);
+        let accounts = self.infos.iter().zip(&self.spans).zip(tally.spans()).map(|((info, span), tally)| {
+            let doubtful = tally.doubtful.load(Ordering::Relaxed);
             let snapshot = span.snapshot();
             let counters = snapshot.counters;
             SpanLedger {
                 span: info.name.clone(),
                 started: counters.started,
-                completed: counters.completed,
-                delivered,
+                completed: counters.completed.saturating_sub(doubtful),
+                delivered: tally.delivered.load(Ordering::Relaxed),
                 ring_dropped: counters.ring_dropped,
-                channel_dropped,
+                channel_dropped: tally.channel_dropped.load(Ordering::Relaxed),
                 untracked: counters.untracked,
                 overwritten: counters.overwritten,
-                mismatched: counters.mismatched,
+                mismatched: counters.mismatched + doubtful,
                 open: snapshot.open,
                 unmatched: counters.unmatched,
                 missed: snapshot.missed,

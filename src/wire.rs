@@ -25,6 +25,8 @@ pub(crate) struct Record {
     pub(crate) cpu_start: u32,
     pub(crate) cpu_end: u32,
     pub(crate) len: u32,
+    pub(crate) switched: u32,
+    pub(crate) reserved: u32,
     pub(crate) comm: [u8; 16],
 }
 
@@ -34,8 +36,9 @@ pub(crate) struct Record {
 pub(crate) struct Start {
     pub(crate) ns: u64,
     pub(crate) fingerprint: u64,
-    pub(crate) cpu: u32,
     pub(crate) len: u32,
+    pub(crate) cpu: u16,
+    pub(crate) switches: u16,
 }
 
 /// A slot of the in-flight table, free where the key is 0: `struct dwell_slot`.
@@ -162,8 +165,24 @@ mod layout {
         };
     }
 
-    same_layout!(Record, dwell_record, start_ns, latency_ns, ret, skb, span, pid, tid, cpu_start, cpu_end, len, comm);
-    same_layout!(Start, dwell_start, ns, fingerprint, cpu, len);
+    same_layout!(
+        Record,
+        dwell_record,
+        start_ns,
+        latency_ns,
+        ret,
+        skb,
+        span,
+        pid,
+        tid,
+        cpu_start,
+        cpu_end,
+        len,
+        switched,
+        reserved,
+        comm
+    );
+    same_layout!(Start, dwell_start, ns, fingerprint, len, cpu, switches);
     same_layout!(Slot, dwell_slot, key, start);
     same_layout!(
         Counters,
@@ -181,8 +200,8 @@ mod layout {
     same_layout!(Control, dwell_control, wake, reserved);
 
     // No padding, as `Plain` demands: the sizes are the sums of the members'.
-    const _: () = assert!(size_of::<Record>() == 4 * 8 + 6 * 4 + 16);
-    const _: () = assert!(size_of::<Slot>() == 8 + 2 * 8 + 2 * 4);
+    const _: () = assert!(size_of::<Record>() == 4 * 8 + 8 * 4 + 16);
+    const _: () = assert!(size_of::<Slot>() == 8 + 2 * 8 + 4 + 2 * 2);
     const _: () = assert!(size_of::<State>() == 128 * 8 * 8 + 4096 * 32 + 8);
     const _: () = assert!(size_of::<Control>() == 8);
 }

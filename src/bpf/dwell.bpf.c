@@ -58,31 +58,55 @@ static __always_inline __u64 wake_flag(void)
 	return BPF_RB_FORCE_WAKEUP;
 }
 
-static __always_inline void emit(const __u64 *ctx, const struct dwell_start *start, __u64 now)
+/* Whose call it is; task is NULL where the kernel has no pointer to offer. */
+static __always_inline void identify(struct dwell_record *r, const struct task_struct *task)
+{
+	__u64 id;
+
+	if (task) {
+		r->pid = task->tgid;
+		r->tid = task->pid;
+		__builtin_memcpy(r->comm, task->comm, sizeof(r->comm));
+		return;
+	}
+	id = bpf_get_current_pid_tgid();
+	r->pid = id >> 32;
+	r->tid = id;
+	bpf_get_current_comm(r->comm, sizeof(r->comm));
+}
+
+static __always_inline void emit(const __u64 *ctx, const struct dwell_start *start,
+				 const struct task_struct *task, __u64 now)
 {
 	struct dwell_record *r = bpf_ringbuf_reserve(&dwell_ring, sizeof(*r), 0);
-	__u64 id;
 
 	if (!r) {
 		COUNT(ring_dropped);
 		return;
 	}
-	id = bpf_get_current_pid_tgid();
 	r->start_ns = start->ns;
 	r->latency_ns = now - start->ns;
 	r->ret = returns ? ctx_word(ctx, arg_words) : 0;
 	r->skb = skb_word < arg_words ? ctx_word(ctx, skb_word) : 0;
 	r->span = span;
-	r->pid = id >> 32;
-	r->tid = id;
 	r->cpu_start = start->cpu;
 	r->cpu_end = bpf_get_smp_processor_id();
 	r->len = start->len;
-	bpf_get_current_comm(r->comm, sizeof(r->comm));
+	/*
+	 * A stale start can only be taken for this call's where the entry
+	 * program was skipped, because a task was preempted inside it; and this
+	 * task can only have left a start before that if it was switched out in
+	 * between. So where it wasn't, the pair is certain. Where it was, the
+	 * reader looks at what the kernel has skipped.
+	 */
+	r->switched = start->switches != switches(task);
+	r->reserved = 0;
+	identify(r, task);
 	bpf_ringbuf_submit(r, wake_flag());
 }
 
-static __always_inline void finish(const __u64 *ctx, const struct dwell_start *start, __u64 now)
+static __always_inline void finish(const __u64 *ctx, const struct dwell_start *start,
+				   const struct task_struct *task, __u64 now)
 {
 	/*
 	 * Another call's start (see fingerprint()), or a clock that went
@@ -94,14 +118,14 @@ static __always_inline void finish(const __u64 *ctx, const struct dwell_start *s
 		return;
 	}
 	COUNT(completed);
-	emit(ctx, start, now);
+	emit(ctx, start, task, now);
 }
 
 SEC("fentry")
 int call_entry(__u64 *ctx)
 {
 	COUNT(started);
-	start_in_table(ctx, frame_key(ctx), skb_len(ctx));
+	start_in_table(ctx, frame_key(ctx), bpf_get_current_task_btf(), skb_len(ctx));
 	return 0;
 }
 
@@ -112,18 +136,21 @@ int call_exit(__u64 *ctx)
 	struct dwell_start start;
 
 	if (end_in_table(frame_key(ctx), &start))
-		finish(ctx, &start, now);
+		finish(ctx, &start, bpf_get_current_task_btf(), now);
 	else
 		COUNT(unmatched);
 	return 0;
 }
 
-/* The same for kernels without compare-and-swap. */
+/*
+ * The same for kernels before 5.12, which have neither compare-and-swap nor
+ * bpf_get_current_task_btf(), and no recursion guard that could skip a program.
+ */
 SEC("fentry")
 int call_entry_hash(__u64 *ctx)
 {
 	COUNT(started);
-	start_in_hash(ctx, frame_key(ctx), skb_len(ctx));
+	start_in_hash(ctx, frame_key(ctx), 0, skb_len(ctx));
 	return 0;
 }
 
@@ -134,7 +161,7 @@ int call_exit_hash(__u64 *ctx)
 	struct dwell_start start;
 
 	if (end_in_hash(frame_key(ctx), &start))
-		finish(ctx, &start, now);
+		finish(ctx, &start, 0, now);
 	else
 		COUNT(unmatched);
 	return 0;

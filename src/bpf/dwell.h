@@ -32,6 +32,8 @@ struct dwell_record {
 	__u32 cpu_start;
 	__u32 cpu_end;
 	__u32 len;        /* skb->len at the start */
+	__u32 switched;   /* 1: the task may have been off its CPU in between */
+	__u32 reserved;
 	__u8 comm[DWELL_COMM_LEN];
 };
 
@@ -39,8 +41,9 @@ struct dwell_record {
 struct dwell_start {
 	__u64 ns;
 	__u64 fingerprint;
-	__u32 cpu;
 	__u32 len;
+	__u16 cpu;
+	__u16 switches; /* of the task, modulo 2^16 */
 };
 
 /* A slot of the in-flight table; free where key is 0. */
@@ -74,7 +77,7 @@ struct dwell_control {
 	__u32 reserved;
 };
 
-_Static_assert(sizeof(struct dwell_record) == 72, "record layout");
+_Static_assert(sizeof(struct dwell_record) == 80, "record layout");
 _Static_assert(sizeof(struct dwell_start) == 24, "start layout");
 _Static_assert(sizeof(struct dwell_slot) == 32, "slot layout");
 _Static_assert(sizeof(struct dwell_counters) == 64, "counters layout");

@@ -63,7 +63,8 @@ static __always_inline __u64 frame_key(const void *ctx)
 /*
  * A value that is the same at both ends of a call, and mostly another in
  * another call. Where an exit and then a start were skipped by the kernel's
- * recursion guard, the stale start is recognised by it.
+ * recursion guard, the stale start is recognised by it. Mostly: a thread may
+ * well call the function with the same arguments again, see `switched`.
  */
 static __always_inline __u64 fingerprint(const __u64 *ctx)
 {
@@ -115,16 +116,29 @@ static __always_inline void release(struct dwell_slot *slot)
 #endif
 }
 
+/*
+ * How often a task has been switched out: what stays the same over a call was
+ * on its CPU all the time. NULL (a kernel without bpf_get_current_task_btf()):
+ * not known.
+ */
+static __always_inline __u16 switches(const struct task_struct *task)
+{
+	return task ? task->nvcsw + task->nivcsw : 0;
+}
+
 /* The time stamp comes last at the start and first at the end. */
-static __always_inline void fill(struct dwell_start *start, const __u64 *ctx, __u32 len)
+static __always_inline void fill(struct dwell_start *start, const __u64 *ctx,
+				 const struct task_struct *task, __u32 len)
 {
 	start->fingerprint = fingerprint(ctx);
-	start->cpu = bpf_get_smp_processor_id();
 	start->len = len;
+	start->cpu = bpf_get_smp_processor_id();
+	start->switches = switches(task);
 	start->ns = bpf_ktime_get_ns();
 }
 
-static __always_inline void start_in_hash(const __u64 *ctx, __u64 key, __u32 len)
+static __always_inline void start_in_hash(const __u64 *ctx, __u64 key,
+					  const struct task_struct *task, __u32 len)
 {
 	struct dwell_start empty = {}, *start;
 	long exists = bpf_map_update_elem(&dwell_overflow, &key, &empty, BPF_NOEXIST);
@@ -139,7 +153,7 @@ static __always_inline void start_in_hash(const __u64 *ctx, __u64 key, __u32 len
 		COUNT(overwritten);
 	else
 		__sync_fetch_and_add(&state.overflow_live, 1);
-	fill(start, ctx, len);
+	fill(start, ctx, task, len);
 }
 
 static __always_inline int end_in_hash(__u64 key, struct dwell_start *out)
@@ -159,7 +173,8 @@ static __always_inline int end_in_hash(__u64 key, struct dwell_start *out)
  * in flight when somebody attaches to or detaches from the function: the frame
  * is a new call's now. It is looked for in both stores.
  */
-static __always_inline void start_in_table(const __u64 *ctx, __u64 key, __u32 len)
+static __always_inline void start_in_table(const __u64 *ctx, __u64 key,
+					   const struct task_struct *task, __u32 len)
 {
 	struct dwell_slot *set = set_of(key), *slot;
 
@@ -173,9 +188,9 @@ static __always_inline void start_in_table(const __u64 *ctx, __u64 key, __u32 le
 	else
 		slot = claim(set, key);
 	if (slot)
-		fill(&slot->start, ctx, len);
+		fill(&slot->start, ctx, task, len);
 	else
-		start_in_hash(ctx, key, len);
+		start_in_hash(ctx, key, task, len);
 }
 
 static __always_inline int end_in_table(__u64 key, struct dwell_start *out)

@@ -45,6 +45,14 @@ struct sk_buff {
 	unsigned int len;
 };
 
+struct task_struct {
+	int pid;  /* user space's tid */
+	int tgid; /* user space's pid */
+	char comm[16];
+	unsigned long nvcsw;  /* times it gave up its CPU */
+	unsigned long nivcsw; /* times it was preempted */
+};
+
 #pragma clang attribute pop
 
 #endif

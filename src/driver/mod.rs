@@ -1,8 +1,11 @@
 //! The one module that uses libbpf: loads and attaches programs, and reads what they write.
 
+mod doubt;
 mod messages;
 mod reader;
 mod span;
+
+use std::sync::Arc;
 
 use libbpf_rs::{ErrorExt as _, MapHandle, MapType, libbpf_sys};
 
@@ -12,30 +15,33 @@ pub(crate) use reader::Reader;
 pub(crate) use span::types;
 pub(crate) use span::{AttachedSpan, attach};
 
+use self::span::EntryPrograms;
 use crate::error::{Capability, Error, ErrorKind};
 use crate::kernel;
 
 /// The key of an array's only element.
 const FIRST_KEY: [u8; 4] = [0; 4];
 
-/// The maps that all spans of a probe share.
+/// What all spans of a probe share.
 #[derive(Debug)]
-pub(crate) struct Maps {
+pub(crate) struct Shared {
     ring: MapHandle,
     control: MapHandle,
+    entries: Arc<EntryPrograms>,
 }
 
-impl Maps {
-    /// Creates them; `ring_bytes` is a power of two and a multiple of the page size.
+impl Shared {
+    /// Creates the maps; `ring_bytes` is a power of two and a multiple of the page size.
     pub(crate) fn create(ring_bytes: u32) -> Result<Self, Error> {
-        let (maps, _) = messages::captured(|| {
+        let (shared, _) = messages::captured(|| {
             Ok(Self {
                 ring: create_map(MapType::RingBuf, "dwell_ring", 0, 0, ring_bytes)
                     .context("creating the ring buffer")?,
                 control: create_map(MapType::Array, "dwell_control", 4, 8, 1).context("creating a map")?,
+                entries: Arc::default(),
             })
         });
-        maps.map_err(|error: libbpf_rs::Error| {
+        shared.map_err(|error: libbpf_rs::Error| {
             // The programs' capabilities have been checked; what is left is the limit on locked memory.
             let refused = errno(&error) == EPERM || errno(&error) == ENOMEM;
             if refused && kernel::locked_memory_is_limited() && kernel::lacks(Capability::SysResource) {

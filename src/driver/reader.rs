@@ -1,20 +1,24 @@
 //! The thread that reads the ring buffer and fills the channel.
 
+use std::cell::RefCell;
 use std::os::fd::{BorrowedFd, OwnedFd};
+use std::rc::Rc;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{Builder, JoinHandle};
 use std::time::Duration;
 
-use crossbeam_channel::Sender;
+use crossbeam_channel::{Sender, bounded};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, RingBuffer, RingBufferBuilder};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
+use super::doubt::SkippedEntries;
 use super::messages;
-use super::{FIRST_KEY, Maps};
-use crate::decode::{SpanKind, decode};
+use super::span::EntryPrograms;
+use super::{FIRST_KEY, Shared, errno, system_error};
+use crate::decode::{Decoded, SpanKind, decode};
 use crate::error::Error;
-use crate::event::LatencyEvent;
+use crate::event::{LatencyEvent, MonotonicTime};
 use crate::wire::Control;
 
 /// Records taken in one go; after each go the wish to stop is looked at.
@@ -44,17 +48,22 @@ struct Stop {
     wake: OwnedFd,
 }
 
-/// What became of the records, counted by span.
+/// What became of the records.
 #[derive(Debug)]
 pub(crate) struct Tally {
     spans: Vec<SpanTally>,
     undecodable: AtomicU64,
 }
 
+/// What became of a span's records.
 #[derive(Debug, Default)]
-struct SpanTally {
-    delivered: AtomicU64,
-    channel_dropped: AtomicU64,
+pub(crate) struct SpanTally {
+    /// Put into the channel.
+    pub(crate) delivered: AtomicU64,
+    /// Found the channel full.
+    pub(crate) channel_dropped: AtomicU64,
+    /// Of no certain pair.
+    pub(crate) doubtful: AtomicU64,
 }
 
 impl Tally {
@@ -62,49 +71,49 @@ impl Tally {
         Self { spans: (0..spans).map(|_| SpanTally::default()).collect(), undecodable: AtomicU64::new(0) }
     }
 
-    /// Events of a span put into the channel, and those that found it full.
-    pub(crate) fn of(&self, span: usize) -> (u64, u64) {
-        self.spans.get(span).map_or((0, 0), |tally| {
-            (tally.delivered.load(Ordering::Relaxed), tally.channel_dropped.load(Ordering::Relaxed))
-        })
+    pub(crate) fn spans(&self) -> &[SpanTally] {
+        &self.spans
     }
 
     pub(crate) fn undecodable(&self) -> u64 {
         self.undecodable.load(Ordering::Relaxed)
     }
-
-    fn hand_over(&self, bytes: &[u8], spans: &[SpanKind], sender: &Sender<LatencyEvent>) {
-        let Ok((span, event)) = decode(bytes, spans) else {
-            self.undecodable.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
-        // Never waits: a slow receiver costs events, not the kernel's time.
-        let delivered = sender.try_send(event).is_ok();
-        let tally = &self.spans[span];
-        let counter = if delivered { &tally.delivered } else { &tally.channel_dropped };
-        counter.fetch_add(1, Ordering::Relaxed);
-    }
 }
 
 impl Reader {
-    /// Starts reading the ring of `maps`.
-    pub(crate) fn spawn(maps: &Maps, spans: Vec<SpanKind>, sender: Sender<LatencyEvent>) -> Result<Self, Error> {
+    /// Starts reading the ring of `shared`.
+    pub(crate) fn spawn(shared: &Shared, spans: Vec<SpanKind>, sender: Sender<LatencyEvent>) -> Result<Self, Error> {
         let tally = Arc::new(Tally::new(spans.len()));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {
-            Error::system("creating an eventfd", errno.raw_os_error()).with_errno(errno.raw_os_error())
+            let errno = errno.raw_os_error();
+            Error::system("creating an eventfd", errno).with_errno(errno)
         })?;
         let stop = Arc::new(Stop { wanted: AtomicBool::new(false), wake });
-        let ring = {
-            let tally = Arc::clone(&tally);
-            build_ring(&maps.ring, move |bytes| tally.hand_over(bytes, &spans, &sender))?
-        };
-        let control = MapHandle::try_from(&maps.control)
-            .map_err(|error| super::system_error("duplicating a map's descriptor", &error))?;
-        let worker = Worker { ring, control, stop: Arc::clone(&stop) };
-        let thread = Builder::new().name("dwell-reader".to_owned()).spawn(move || worker.run());
-        let thread =
-            thread.map_err(|error| Error::system("starting the reader thread", error.raw_os_error().unwrap_or(0)))?;
-        Ok(Self { thread: Some(thread), stop, tally })
+        let duplicate =
+            |map| MapHandle::try_from(map).map_err(|error| system_error("duplicating a descriptor", &error));
+        let (ring, control) = (duplicate(&shared.ring)?, duplicate(&shared.control)?);
+        let intake = Intake::new(spans, sender, Arc::clone(&tally), Arc::clone(&shared.entries));
+
+        // The thread maps the ring itself, since what it does with the records stays on it.
+        let (ready, started) = bounded(1);
+        let worker_stop = Arc::clone(&stop);
+        let thread = Builder::new().name("dwell-reader".to_owned()).spawn(move || {
+            let worker = Worker::new(&ring, control, worker_stop, intake);
+            let _ = ready.send(worker.as_ref().map(|_| ()).map_err(errno));
+            if let Ok(worker) = worker {
+                worker.run();
+            }
+        });
+        let thread = thread.map_err(|error| {
+            let errno = error.raw_os_error().unwrap_or(0);
+            Error::system("starting the reader thread", errno).with_errno(errno)
+        })?;
+        let reader = Self { thread: Some(thread), stop, tally };
+        match started.recv() {
+            Ok(Ok(())) => Ok(reader),
+            Ok(Err(errno)) => Err(Error::system("mapping the ring buffer", errno).with_errno(errno)),
+            Err(_) => Err(Error::system("starting the reader thread", 0)),
+        }
     }
 
     pub(crate) fn tally(&self) -> &Tally {
@@ -128,16 +137,63 @@ impl Drop for Reader {
     }
 }
 
-fn build_ring(map: &MapHandle, mut take: impl FnMut(&[u8]) + 'static) -> Result<RingBuffer<'static>, Error> {
-    let (ring, _) = messages::captured(|| {
-        let mut builder = RingBufferBuilder::new();
-        builder.add(map, move |bytes| {
-            take(bytes);
-            0
-        })?;
-        builder.build()
-    });
-    ring.map_err(|error| super::system_error("mapping the ring buffer", &error))
+/// From a record to the channel.
+struct Intake {
+    spans: Vec<SpanKind>,
+    sender: Sender<LatencyEvent>,
+    tally: Arc<Tally>,
+    entries: Arc<EntryPrograms>,
+    skipped: Vec<SkippedEntries>,
+    /// Spans of which there were records since the last `settle`.
+    seen: Vec<bool>,
+    /// From the first pair that isn't certain by itself on, so that events keep their order.
+    held: Vec<Decoded>,
+}
+
+impl Intake {
+    fn new(spans: Vec<SpanKind>, sender: Sender<LatencyEvent>, tally: Arc<Tally>, entries: Arc<EntryPrograms>) -> Self {
+        let skipped = spans.iter().map(|_| SkippedEntries::new()).collect();
+        let seen = vec![false; spans.len()];
+        Self { spans, sender, tally, entries, skipped, seen, held: Vec::new() }
+    }
+
+    fn accept(&mut self, bytes: &[u8]) {
+        let Ok(decoded) = decode(bytes, &self.spans) else {
+            self.tally.undecodable.fetch_add(1, Ordering::Relaxed);
+            return;
+        };
+        self.seen[decoded.span] = true;
+        if decoded.switched || !self.held.is_empty() {
+            self.held.push(decoded);
+        } else {
+            hand_over(decoded, &self.sender, &self.tally);
+        }
+    }
+
+    /// After a go at the ring: decides on the pairs that were held.
+    fn settle(&mut self) {
+        // Also without any to decide on, so that a skip is known close to when it happened.
+        for (span, seen) in self.seen.iter_mut().enumerate().filter(|(_, seen)| **seen) {
+            let count = self.entries.skipped(span);
+            self.skipped[span].note(count, MonotonicTime::now());
+            *seen = false;
+        }
+        for decoded in self.held.drain(..) {
+            if !decoded.switched || self.skipped[decoded.span].none_since(decoded.event.start) {
+                hand_over(decoded, &self.sender, &self.tally);
+            } else {
+                self.tally.spans[decoded.span].doubtful.fetch_add(1, Ordering::Relaxed);
+            }
+        }
+    }
+}
+
+/// Never waits: a slow receiver costs events, not the kernel's time.
+fn hand_over(decoded: Decoded, sender: &Sender<LatencyEvent>, tally: &Tally) {
+    let tally = &tally.spans[decoded.span];
+    let delivered = sender.try_send(decoded.event).is_ok();
+    let counter = if delivered { &tally.delivered } else { &tally.channel_dropped };
+    counter.fetch_add(1, Ordering::Relaxed);
 }
 
 /// What the thread owns.
@@ -145,9 +201,27 @@ struct Worker {
     ring: RingBuffer<'static>,
     control: MapHandle,
     stop: Arc<Stop>,
+    intake: Rc<RefCell<Intake>>,
 }
 
 impl Worker {
+    fn new(ring: &MapHandle, control: MapHandle, stop: Arc<Stop>, intake: Intake) -> libbpf_rs::Result<Self> {
+        let intake = Rc::new(RefCell::new(intake));
+        let accept = {
+            let intake = Rc::clone(&intake);
+            move |bytes: &[u8]| {
+                intake.borrow_mut().accept(bytes);
+                0
+            }
+        };
+        let (ring, _) = messages::captured(|| {
+            let mut builder = RingBufferBuilder::new();
+            builder.add(ring, accept)?;
+            builder.build()
+        });
+        Ok(Self { ring: ring?, control, stop, intake })
+    }
+
     fn run(&self) {
         let mut pause = SHORTEST_PAUSE;
         loop {
@@ -172,7 +246,11 @@ impl Worker {
 
     /// Takes up to [`BATCH`] records; whether there may be more at once.
     fn take(&self) -> bool {
-        self.ring.consume_raw_n(BATCH) > 0
+        let any = self.ring.consume_raw_n(BATCH) > 0;
+        if any {
+            self.intake.borrow_mut().settle();
+        }
+        any
     }
 
     /// Sleeps until a record comes, or for [`IDLE`].

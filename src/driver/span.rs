@@ -3,12 +3,12 @@
 use std::ffi::c_void;
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd as _, AsRawFd as _, BorrowedFd, OwnedFd};
-use std::sync::{Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use libbpf_rs::{ErrorExt as _, Link, MapCore as _, MapFlags, MapHandle, OpenProgramMut, ProgramMut, libbpf_sys};
 
-use super::{ENOMEM, EPERM, FIRST_KEY, Maps, errno, messages, system_error};
+use super::{ENOMEM, EPERM, FIRST_KEY, Shared, errno, messages, system_error};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
 use crate::kernel::{self, Return, Target};
 use crate::probe::Store;
@@ -37,8 +37,24 @@ pub(crate) struct AttachedSpan {
     state: MapHandle,
     /// The bytes of `struct dwell_state` as last read.
     last: Mutex<Vec<u8>>,
-    entry: OwnedFd,
+    entries: Arc<EntryPrograms>,
+    index: usize,
     exit: OwnedFd,
+}
+
+/// The entry programs of a probe's spans, in their order.
+#[derive(Debug, Default)]
+pub(super) struct EntryPrograms(Mutex<Vec<OwnedFd>>);
+
+impl EntryPrograms {
+    fn programs(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How many calls of a span the kernel has kept from its entry program.
+    pub(super) fn skipped(&self, span: usize) -> u64 {
+        self.programs().get(span).map_or(0, |program| recursion_misses(program.as_fd()))
+    }
 }
 
 /// Dropped in this order: while only the exit is attached, a lone exit is counted and harmless, whereas a lone entry
@@ -62,7 +78,7 @@ pub(crate) struct Snapshot {
 ///
 /// `name` is what the user calls it.
 pub(crate) fn attach(
-    maps: &Maps,
+    shared: &Shared,
     index: u32,
     name: &str,
     target: &Target,
@@ -70,7 +86,7 @@ pub(crate) fn attach(
 ) -> Result<AttachedSpan, Error> {
     let (result, log) = messages::captured(|| {
         let store = choose_store().map_err(|error| Failure { stage: Stage::Load, error })?;
-        load_and_attach(maps, index, target, &Room::new(in_flight, store))
+        load_and_attach(shared, index, target, &Room::new(in_flight, store))
     });
     result.map_err(|failure| explain(failure, name, target, log))
 }
@@ -128,7 +144,7 @@ struct Failure {
     error: libbpf_rs::Error,
 }
 
-fn load_and_attach(maps: &Maps, index: u32, target: &Target, room: &Room) -> Result<AttachedSpan, Failure> {
+fn load_and_attach(shared: &Shared, index: u32, target: &Target, room: &Room) -> Result<AttachedSpan, Failure> {
     let at = |stage| move |error| Failure { stage, error };
     let mut object = MaybeUninit::uninit();
     let mut open = skel::dwell::DwellSkelBuilder::default().open(&mut object).map_err(at(Stage::Load))?;
@@ -142,8 +158,8 @@ fn load_and_attach(maps: &Maps, index: u32, target: &Target, room: &Room) -> Res
         rodata.returns = (target.ret != Return::Void).into();
         rodata.set_shift = u64::BITS - room.log2_sets;
     }
-    open.maps.dwell_ring.reuse_fd(maps.ring.as_fd()).map_err(at(Stage::Load))?;
-    open.maps.dwell_control.reuse_fd(maps.control.as_fd()).map_err(at(Stage::Load))?;
+    open.maps.dwell_ring.reuse_fd(shared.ring.as_fd()).map_err(at(Stage::Load))?;
+    open.maps.dwell_control.reuse_fd(shared.control.as_fd()).map_err(at(Stage::Load))?;
     open.maps.dwell_overflow.set_max_entries(room.overflow).map_err(at(Stage::Load))?;
 
     let function = match &target.module {
@@ -166,6 +182,8 @@ fn load_and_attach(maps: &Maps, index: u32, target: &Target, room: &Room) -> Res
         Store::Table => (&skel.progs.call_entry, &skel.progs.call_exit),
         Store::HashMap => (&skel.progs.call_entry_hash, &skel.progs.call_exit_hash),
     };
+    // Before the first call, so that the reader never misses a skipped one.
+    shared.entries.programs().push(duplicate(entry).map_err(at(Stage::Load))?);
     // The exit first, see `Links`.
     let exit_link = exit.attach_trace().map_err(at(Stage::Attach))?;
     let entry_link = entry.attach_trace().map_err(at(Stage::Attach))?;
@@ -176,7 +194,8 @@ fn load_and_attach(maps: &Maps, index: u32, target: &Target, room: &Room) -> Res
         overflow: MapHandle::try_from(&skel.maps.dwell_overflow).map_err(at(Stage::Load))?,
         last: Mutex::new(vec![0; state.value_size() as usize]),
         state,
-        entry: duplicate(entry).map_err(at(Stage::Load))?,
+        entries: Arc::clone(&shared.entries),
+        index: index as usize,
         exit: duplicate(exit).map_err(at(Stage::Load))?,
     })
 }
@@ -247,7 +266,7 @@ impl AttachedSpan {
         Snapshot {
             counters,
             open: in_table + in_overflow,
-            missed: recursion_misses(self.entry.as_fd()),
+            missed: self.entries.skipped(self.index),
             missed_exits: recursion_misses(self.exit.as_fd()),
         }
     }
