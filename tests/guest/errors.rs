@@ -1,0 +1,179 @@
+//! Every kind of error, as a user meets it: quickly, in one line, with nothing left attached.
+//!
+//! A kernel that refuses tracing altogether is not among the guests; `tests/native.rs` covers it.
+
+use std::collections::HashSet;
+use std::fs;
+use std::process::Output;
+use std::time::Instant;
+
+use dwell::{ErrorKind, LatencyProbe, NotTraceable};
+use libbpf_rs::query::ProgInfoIter;
+
+use crate::support::{example, ms, run, shell};
+
+/// Emulation is some twenty times slower than the machines for which a second is promised.
+const SOON: u64 = 5_000;
+
+fn refusal(function: &str) -> ErrorKind {
+    let before = Instant::now();
+    let programs = ProgInfoIter::default().count();
+    let error = LatencyProbe::builder().function("ip_rcv").function(function).attach().expect_err(function);
+    let took = before.elapsed();
+    println!("{took:?}: {error}");
+    assert!(took < ms(SOON), "{function}: {took:?}");
+    assert!(error.to_string().contains(function) && !error.to_string().contains('\n'), "{error}");
+    assert_eq!(error.function(), Some(function));
+    crate::support::eventually("nothing is left attached", || ProgInfoIter::default().count() == programs);
+    error.kind().clone()
+}
+
+fn reason(function: &str) -> NotTraceable {
+    match refusal(function) {
+        ErrorKind::NotTraceable { reason, .. } => reason,
+        other => panic!("{function}: {other:?}"),
+    }
+}
+
+/// A misspelt name is met with the right one.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn unknown_functions() {
+    for (wrong, right) in [("ip_rvc", "ip_rcv"), ("tcp_v4_rvc", "tcp_v4_rcv"), ("upd_sendmsg", "udp_sendmsg")] {
+        match refusal(wrong) {
+            ErrorKind::UnknownFunction { near, .. } => assert!(near.contains(&right.to_owned()), "{near:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    match refusal("zzz_no_such_thing_at_all") {
+        ErrorKind::UnknownFunction { near, .. } => assert!(near.is_empty(), "{near:?}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// A function of which the compiler left only copies with other names.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn optimised_variants() {
+    let symbols = fs::read_to_string("/proc/kallsyms").unwrap();
+    let code = || {
+        symbols.lines().filter(|line| !line.contains('[')).filter_map(|line| {
+            let mut words = line.split_whitespace().skip(1);
+            Some((matches!(words.next()?, "t" | "T"), words.next()?))
+        })
+    };
+    let plain: HashSet<_> = code().map(|(_, name)| name).collect();
+    // Of these each kernel has many; which ones differs from build to build.
+    let candidates = code().filter(|(is_code, _)| *is_code).filter_map(|(_, name)| {
+        let (function, _) = name.split_once(".constprop.").or_else(|| name.split_once(".isra."))?;
+        (!function.contains('.') && !plain.contains(function)).then_some((function, name))
+    });
+    let mut tried = 0;
+    for (function, variant) in candidates.take(5) {
+        match reason(function) {
+            NotTraceable::OptimisedVariant { symbols, .. } => {
+                assert!(symbols.iter().any(|symbol| symbol == variant), "{variant} is not in {symbols:?}");
+            }
+            NotTraceable::ProbePath => continue,
+            other => panic!("{function}: {other}"),
+        }
+        tried += 1;
+    }
+    assert!(tried > 0, "this kernel has no such function");
+}
+
+/// A function that has code and types, and that the kernel keeps from being traced.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn excluded_functions() {
+    // The entry of system calls, which the kernel keeps free of any instrumentation.
+    assert_eq!(reason("do_syscall_64"), NotTraceable::Excluded);
+}
+
+/// What never returns has no latency; what the probe itself runs through would never end.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn refused_by_name() {
+    assert_eq!(reason("do_exit"), NotTraceable::NeverReturns);
+    assert_eq!(reason("bpf_ringbuf_reserve"), NotTraceable::ProbePath);
+}
+
+/// One bad function among good ones takes nothing with it, and leaves nothing.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn one_bad_function() {
+    let builder = LatencyProbe::builder().function("tcp_recvmsg").function("no_such_fn_xyz").function("ip_rcv");
+    let error = builder.attach().expect_err("one is unknown");
+    assert_eq!(error.function(), Some("no_such_fn_xyz"));
+}
+
+/// Runs `watch` through a shell; its status must be 2, and its one line must be all that it says.
+#[track_caller]
+fn watch_fails(before: &str, function: &str) -> String {
+    let watch = example("watch");
+    let started = Instant::now();
+    let Output { status, stdout, stderr } =
+        shell(&format!("{before} {} --json --function {function}", watch.display()));
+    assert!(started.elapsed() < ms(2 * SOON), "it took {:?}", started.elapsed());
+    let stderr = String::from_utf8(stderr).unwrap();
+    assert_eq!(status.code(), Some(2), "{stderr}");
+    assert!(stdout.is_empty(), "{}", String::from_utf8_lossy(&stdout));
+    assert_eq!(stderr.lines().count(), 1, "{stderr}");
+    stderr
+}
+
+/// Without capabilities the missing ones are named.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn no_privilege() {
+    let nobody = "setpriv --reuid=1000 --regid=1000 --clear-groups --bounding-set=-all --inh-caps=-all";
+    let text = watch_fails(nobody, "ip_rcv");
+    assert!(text.contains("CAP_BPF and CAP_PERFMON"), "{text}");
+
+    let half = "setpriv --reuid=1000 --regid=1000 --clear-groups --inh-caps=-all,+bpf --ambient-caps=+bpf";
+    let text = watch_fails(half, "ip_rcv");
+    assert!(text.contains("CAP_PERFMON") && !text.contains("CAP_BPF"), "{text}");
+}
+
+/// CAP_BPF and CAP_PERFMON are enough. Before 5.11, where maps count as locked memory, the limit on that must allow it.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn two_capabilities_are_enough() {
+    let caps =
+        "setpriv --reuid=1000 --regid=1000 --clear-groups --inh-caps=-all,+bpf,+perfmon --ambient-caps=+bpf,+perfmon";
+    let watch = example("watch");
+    let command = format!("{caps} {} --json --function ip_rcv --traffic udp:3", watch.display());
+    if crate::support::kernel_version() < (5, 11) {
+        let text = watch_fails(&format!("ulimit -l 64; {caps}"), "ip_rcv");
+        assert!(text.contains("CAP_SYS_RESOURCE"), "{text}");
+        run(&format!("ulimit -l unlimited; {command}"));
+    } else {
+        run(&format!("ulimit -l 64; {command}"));
+    }
+}
+
+/// A kernel, or a container, without type information.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn no_btf() {
+    let hide = "unshare -m sh -c 'mount -t tmpfs none /sys/kernel/btf && exec \"$@\"' sh";
+    let text = watch_fails(hide, "ip_rcv");
+    assert!(text.contains("no type information at /sys/kernel/btf/vmlinux"), "{text}");
+}
+
+/// No descriptors left: an error of the system, not of the function.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn no_descriptors() {
+    for limit in [4, 6, 8, 10, 12] {
+        let watch = example("watch");
+        let output = shell(&format!("ulimit -n {limit}; {} --json --function ip_rcv --traffic udp:1", watch.display()));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(!stderr.contains("panicked"), "{limit}: {stderr}");
+        match output.status.code() {
+            Some(0) => break,
+            Some(2) => assert!(stderr.lines().count() == 1, "{limit}: {stderr}"),
+            other => panic!("{limit}: {other:?} {stderr}"),
+        }
+    }
+}

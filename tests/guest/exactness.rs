@@ -1,0 +1,275 @@
+//! Each call gets its own latency: never another's, whatever happens meanwhile.
+
+use std::collections::HashMap;
+use std::net::UdpSocket;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use dwell::{LatencyEvent, LatencyProbe, MonotonicTime};
+
+use crate::support::{eventually, finish, gettid, ms, only, ping_pong, probe, run, udp_to_itself, would_block};
+
+/// A call that waits in the kernel for a known time takes that long.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn a_blocking_receive_takes_as_long_as_it_blocks() {
+    let probe = probe(&["udp_recvmsg"]);
+    for wait in [20, 100, 400].map(ms) {
+        let socket = udp_to_itself();
+        let before = MonotonicTime::now();
+        let tid = thread::scope(|scope| {
+            let receiver = scope.spawn(|| {
+                socket.recv(&mut [0; 8]).expect("the datagram");
+                gettid()
+            });
+            eventually("it waits", || only(&probe.ledger()).open == 1);
+            thread::sleep(wait);
+            socket.send(b"go").unwrap();
+            receiver.join().unwrap()
+        });
+        let event = probe.events().recv_timeout(crate::support::PATIENCE).unwrap();
+        assert_eq!(event.tid, tid);
+        assert_eq!(event.ret, Some(2), "bytes received");
+        assert!(event.latency >= wait, "{event}");
+        let outer = Duration::from_nanos(MonotonicTime::now().as_nanos() - before.as_nanos());
+        assert!(event.latency <= outer && event.start >= before, "{event} within {outer:?}");
+        assert!(event.latency < wait + ms(250), "{event} for a wait of {wait:?}");
+    }
+    assert!(finish(probe).1.spans[0].is_lossless());
+}
+
+/// Spans of one thread that overlap must lie within each other. Returns how deep they nest.
+#[track_caller]
+fn assert_nested(events: &[LatencyEvent]) -> usize {
+    let mut by_thread: HashMap<u32, Vec<(u64, u64)>> = HashMap::new();
+    for event in events {
+        by_thread.entry(event.tid).or_default().push((event.start.as_nanos(), event.end().as_nanos()));
+    }
+    let mut deepest = 0;
+    for (tid, spans) in &mut by_thread {
+        // Outer ones first where they begin together.
+        spans.sort_by_key(|&(start, end)| (start, std::cmp::Reverse(end)));
+        let mut open: Vec<(u64, u64)> = Vec::new();
+        for &(start, end) in spans.iter() {
+            open.retain(|&(_, outer)| outer > start);
+            if let Some(&(_, outer)) = open.last() {
+                assert!(end <= outer, "thread {tid}: a call ends at {end}, within one that ended at {outer}");
+            }
+            open.push((start, end));
+            deepest = deepest.max(open.len());
+        }
+    }
+    deepest
+}
+
+/// Three VLANs stacked on a device: the same function runs four times within itself for each packet.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn nested_calls_are_paired_inside_out() {
+    const PACKETS: usize = 500;
+    run("modprobe dummy && modprobe 8021q");
+    run("ip link add stack0 type dummy && ip link set stack0 up");
+    for (below, vlan) in [("stack0", "stack1"), ("stack1", "stack2"), ("stack2", "stack3")] {
+        run(&format!("ip link add link {below} name {vlan} type vlan id 5 && ip link set {vlan} up"));
+    }
+    run("ip addr add 10.99.0.1/24 dev stack3 && ip neigh add 10.99.0.2 lladdr 02:00:00:00:00:02 dev stack3");
+    // The devices announce themselves for a while, with packets of their own.
+    thread::sleep(ms(500));
+
+    let probe = probe(&["__dev_queue_xmit"]);
+    let socket = UdpSocket::bind("10.99.0.1:0").unwrap();
+    for _ in 0..PACKETS {
+        socket.send_to(b"down", "10.99.0.2:9").unwrap();
+    }
+    let (events, ledger) = finish(probe);
+    run("ip link del stack0");
+
+    let mine: Vec<_> = events.into_iter().filter(|event| event.tid == gettid()).collect();
+    assert_eq!(mine.len(), 4 * PACKETS, "{ledger}");
+    assert_eq!(assert_nested(&mine), 4);
+    // In the order in which they ended, the innermost of each packet comes first and took least.
+    for packet in mine.chunks(4) {
+        assert!(packet.windows(2).all(|pair| pair[0].latency < pair[1].latency), "{packet:?}");
+        assert!(packet.windows(2).all(|pair| pair[0].start > pair[1].start), "{packet:?}");
+    }
+    let account = only(&ledger);
+    assert!(account.is_lossless() && account.open == 0, "{account}");
+}
+
+/// The answer to a ping is sent by a softirq on top of the call that sends the ping.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn softirqs_on_top_of_the_same_function() {
+    let probe = probe(&["ip_output"]);
+    run("ping -q -c 200 -i 0.002 127.0.0.1");
+    let (events, ledger) = finish(probe);
+    let account = only(&ledger);
+    assert_eq!(account.started, 400, "200 there and 200 back: {account}");
+    assert!(account.is_lossless() && account.open == 0 && account.unmatched == 0, "{account}");
+    assert_eq!(events.len(), 400);
+    assert_eq!(assert_nested(&events), 2, "the answer within the question");
+}
+
+/// TCP on loopback sends acknowledgements from within its own sending.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn tcp_nests_in_itself() {
+    use std::io::{Read as _, Write as _};
+    let probe = probe(&["__tcp_transmit_skb", "__dev_queue_xmit", "tcp_v4_rcv"]);
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let mut client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+    let (mut server, _) = listener.accept().unwrap();
+    let mut buffer = [0; 1_000];
+    for _ in 0..2_000 {
+        client.write_all(&buffer).unwrap();
+        server.read_exact(&mut buffer).unwrap();
+    }
+    drop((client, server));
+    let (events, ledger) = finish(probe);
+    for account in &ledger.spans {
+        assert!(account.completed > 2_000, "{account}");
+        assert!(account.is_lossless() && account.open == 0 && account.unmatched == 0, "{account}");
+        let own: Vec<_> = events.iter().filter(|event| event.span == account.span).cloned().collect();
+        assert_nested(&own);
+    }
+}
+
+/// Packets handed to idle CPUs: everything there runs as pid 0.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn idle_cpus() {
+    const COUNT: usize = 2_000;
+    let rps = "/sys/class/net/lo/queues/rx-0/rps_cpus";
+    // All to CPU 1, while this thread sends from CPU 0.
+    run(&format!("echo 2 > {rps}"));
+    run(&format!("taskset -p 1 {}", gettid()));
+    let probe = LatencyProbe::builder().function("ip_rcv").channel_capacity(2 * COUNT).attach().unwrap();
+    let before = MonotonicTime::now();
+    ping_pong(&udp_to_itself(), COUNT, b"x");
+    let outer = MonotonicTime::now().as_nanos() - before.as_nanos();
+    let (events, ledger) = finish(probe);
+    run(&format!("echo 0 > {rps}; taskset -p 3 {}", gettid()));
+
+    let account = only(&ledger);
+    assert_eq!(account.delivered, COUNT as u64, "{account}");
+    assert!(account.is_lossless() && account.open == 0 && account.unmatched == 0, "{account}");
+    let idle = events.iter().filter(|event| event.tid == 0).count();
+    assert!(idle > COUNT / 10, "only {idle} ran on the idle task");
+    assert!(events.iter().all(|event| event.cpu_start == 1 && event.cpu_end == 1), "another CPU");
+    let sum: u128 = events.iter().map(|event| event.latency.as_nanos()).sum();
+    assert!(sum < u128::from(outer), "{sum} ns of calls within {outer} ns");
+}
+
+/// Threads that sleep in the function, each for its own time, and are moved between CPUs meanwhile.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn sleeping_and_migrating() {
+    const THREADS: usize = 32;
+    const ROUNDS: usize = 5;
+    let probe = probe(&["udp_recvmsg"]);
+    let done = AtomicBool::new(false);
+    let waits: HashMap<u32, Duration> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|n| {
+                let wait = ms(20 * (1 + n as u64 % 3));
+                scope.spawn(move || {
+                    let socket = udp_to_itself();
+                    socket.set_read_timeout(Some(wait)).unwrap();
+                    for _ in 0..ROUNDS {
+                        assert!(would_block(&socket.recv(&mut [0; 8]).unwrap_err()));
+                    }
+                    (gettid(), wait)
+                })
+            })
+            .collect();
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                for mask in [1, 2] {
+                    let _ = crate::support::shell(&format!(
+                        "for t in /proc/{}/task/*; do taskset -p {mask} ${{t##*/}}; done",
+                        std::process::id()
+                    ));
+                }
+            }
+        });
+        let waits = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
+        done.store(true, Ordering::Relaxed);
+        waits
+    });
+    run(&format!("for t in /proc/{}/task/*; do taskset -p 3 ${{t##*/}}; done", std::process::id()));
+    let (events, ledger) = finish(probe);
+    assert_eq!(events.len(), THREADS * ROUNDS, "{ledger}");
+    assert!(only(&ledger).is_lossless(), "{ledger}");
+    for event in &events {
+        let wait = waits[&event.tid];
+        assert_eq!(event.ret, Some(-11), "EAGAIN");
+        // The timer may fire a tick early by the monotonic clock's reckoning, and as late as the machine is busy.
+        assert!(event.latency + ms(5) >= wait && event.latency < wait + ms(1_000), "{event} for {wait:?}");
+    }
+    assert!(events.iter().any(|event| event.cpu_start != event.cpu_end), "none was moved");
+}
+
+/// A task killed inside the call returns from it, with an error, once.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn killed_inside_the_call() {
+    const VICTIMS: u64 = 20;
+    let probe = probe(&["inet_csk_accept"]);
+    for n in 1..=VICTIMS {
+        let mut victim = Command::new("nc").args(["-l", "-p", "7777"]).stdin(Stdio::null()).spawn().unwrap();
+        eventually("it waits for a connection", || only(&probe.ledger()).open == 1);
+        victim.kill().unwrap();
+        victim.wait().unwrap();
+        eventually("it has returned", || only(&probe.ledger()).delivered == n);
+    }
+    let (events, ledger) = finish(probe);
+    let account = only(&ledger);
+    assert_eq!((account.started, account.completed, account.open), (VICTIMS, VICTIMS, 0), "{account}");
+    // A struct sock * that is NULL: the error comes by another way.
+    assert!(events.iter().all(|event| event.ret == Some(0)), "{events:?}");
+}
+
+/// More busy threads than CPUs, in a function that can be preempted. Each call is recognised by its return value, and
+/// its thread knows when it was made: a latency of any other call would stand out.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn preempted_calls_keep_their_own_latency() {
+    const THREADS: usize = 16;
+    const CALLS: usize = 2_000;
+    let probe = LatencyProbe::builder().function("udp_sendmsg").channel_capacity(2 * THREADS * CALLS).attach().unwrap();
+    let made = AtomicU64::new(0);
+    let windows: HashMap<(u32, i64), (u64, u64)> = thread::scope(|scope| {
+        let threads: Vec<_> = (0..THREADS)
+            .map(|_| {
+                scope.spawn(|| {
+                    // Nobody reads, so most are dropped on arrival; the call is the same.
+                    let socket = udp_to_itself();
+                    let payload = [0; CALLS];
+                    let tid = gettid();
+                    let mut windows = Vec::with_capacity(CALLS);
+                    for len in 1..=CALLS {
+                        let before = MonotonicTime::now().as_nanos();
+                        socket.send(&payload[..len]).unwrap();
+                        windows.push(((tid, len as i64), (before, MonotonicTime::now().as_nanos())));
+                        made.fetch_add(1, Ordering::Relaxed);
+                    }
+                    windows
+                })
+            })
+            .collect();
+        threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
+    });
+    let (events, ledger) = finish(probe);
+    let account = only(&ledger);
+    println!("{account}");
+    assert_eq!(made.load(Ordering::Relaxed), (THREADS * CALLS) as u64);
+    assert_eq!(account.started + account.missed, (THREADS * CALLS) as u64, "{account}");
+    assert_eq!(events.len() as u64, account.completed, "{account}");
+    for event in &events {
+        let (before, after) = windows[&(event.tid, event.ret.unwrap())];
+        let (start, end) = (event.start.as_nanos(), event.end().as_nanos());
+        assert!(before <= start && end <= after, "{event}: {start}..{end} is not within {before}..{after}; {account}");
+    }
+}

@@ -1,0 +1,169 @@
+//! Several probes, many probes, and what is left of them: nothing.
+
+use std::fs;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::Instant;
+
+use dwell::LatencyProbe;
+use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
+
+use crate::support::{eventually, finish, ms, only, ping_pong, probe, udp_to_itself};
+
+/// What this process holds open, and what the kernel holds of BPF.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Held {
+    descriptors: usize,
+    threads: usize,
+    programs: usize,
+    maps: usize,
+    links: usize,
+}
+
+impl Held {
+    fn now() -> Self {
+        let count = |path| fs::read_dir(path).expect("/proc is mounted").count();
+        Self {
+            descriptors: count("/proc/self/fd"),
+            threads: count("/proc/self/task"),
+            programs: ProgInfoIter::default().count(),
+            maps: MapInfoIter::default().count(),
+            links: LinkInfoIter::default().count(),
+        }
+    }
+}
+
+/// The kernel frees programs and maps a little after their last descriptor is closed.
+#[track_caller]
+fn assert_back_to(before: &Held) {
+    let mut now = Held::now();
+    for _ in 0..200 {
+        if now == *before {
+            return;
+        }
+        thread::sleep(ms(20));
+        now = Held::now();
+    }
+    assert_eq!(now, *before, "something is left");
+}
+
+/// 200 times attached and detached, under traffic: no descriptor, thread, program, map or link remains.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn two_hundred_times() {
+    drop(probe(&["ip_rcv"]));
+    thread::sleep(ms(200));
+    let before = Held::now();
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        scope.spawn(|| {
+            let socket = udp_to_itself();
+            while !done.load(Ordering::Relaxed) {
+                ping_pong(&socket, 10, b"x");
+            }
+        });
+        for n in 0..200 {
+            let probe = probe(&["ip_rcv"]);
+            if n % 2 == 0 {
+                drop(probe);
+            } else {
+                let ledger = probe.stop();
+                assert!(ledger.is_balanced(), "{ledger}");
+            }
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+    assert_back_to(&before);
+}
+
+/// Two probes on the same function both see every call; one that goes takes nothing from the other.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn two_probes_on_one_function() {
+    const COUNT: usize = 1_000;
+    let (first, second) = (probe(&["ip_rcv"]), probe(&["ip_rcv", "udp_sendmsg"]));
+    let socket = udp_to_itself();
+    ping_pong(&socket, COUNT, b"x");
+    let (events, ledger) = finish(second);
+    assert_eq!(events.len(), 2 * COUNT, "{ledger}");
+    assert_eq!(ledger.get("ip_rcv").unwrap().delivered, COUNT as u64, "{ledger}");
+    ping_pong(&socket, COUNT, b"x");
+    let (events, ledger) = finish(first);
+    assert_eq!(events.len(), 2 * COUNT, "{ledger}");
+    assert!(only(&ledger).is_lossless(), "{ledger}");
+}
+
+/// Four probes in four threads, moved there, kept in a box, and stopped there.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn probes_travel() {
+    let threads: Vec<_> = (0..4)
+        .map(|_| {
+            let probe: Box<LatencyProbe> = Box::new(probe(&["udp_sendmsg"]));
+            thread::spawn(move || {
+                eventually("4 calls are seen", || only(&probe.ledger()).delivered >= 4);
+                finish(*probe).0.len()
+            })
+        })
+        .collect();
+    let socket = udp_to_itself();
+    ping_pong(&socket, 4, b"x");
+    for thread in threads {
+        assert!(thread.join().unwrap() >= 4);
+    }
+}
+
+/// Stopping under full load is quick, whether the events are read or not.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn stop_under_load() {
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        for _ in 0..3 {
+            scope.spawn(|| {
+                let socket = udp_to_itself();
+                while !done.load(Ordering::Relaxed) {
+                    ping_pong(&socket, 10, b"x");
+                }
+            });
+        }
+        for _ in 0..5 {
+            let probe = probe(&["ip_rcv", "udp_sendmsg", "__alloc_skb"]);
+            thread::sleep(ms(200));
+            let before = Instant::now();
+            let ledger = probe.stop();
+            let took = before.elapsed();
+            assert!(ledger.is_balanced(), "{ledger}");
+            assert!(took < ms(5_000), "stopping took {took:?}");
+        }
+        done.store(true, Ordering::Relaxed);
+    });
+}
+
+/// Probes on one function until the kernel takes no more: a clear error, the others go on, and room is made again.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn as_many_as_the_kernel_allows() {
+    use dwell::{ErrorKind, NotTraceable};
+    let before = Held::now();
+    let mut probes = Vec::new();
+    let error = loop {
+        assert!(probes.len() < 100, "there is no limit");
+        match LatencyProbe::builder().function("udp_sendmsg").ring_bytes(1).attach() {
+            Ok(probe) => probes.push(probe),
+            Err(error) => break error,
+        }
+    };
+    let ErrorKind::NotTraceable { reason, .. } = error.kind() else { panic!("{error}") };
+    assert_eq!(*reason, NotTraceable::TooManyProbes, "{error}");
+    assert!((10..=20).contains(&probes.len()), "{} probes", probes.len());
+
+    ping_pong(&udp_to_itself(), 10, b"x");
+    let (events, _) = finish(probes.pop().unwrap());
+    assert_eq!(events.len(), 10);
+    probes.push(probe(&["udp_sendmsg"]));
+    for probe in probes {
+        drop(probe);
+    }
+    assert_back_to(&before);
+}

@@ -1,0 +1,13 @@
+//! What only a kernel that allows fentry can show. `tests/README.md` says which test covers what.
+//!
+//! Every test here is ignored by a plain `cargo test`, and named as ignored; `scripts/test` runs them all in guests, on
+//! each supported kernel, where none may be left out: what a kernel lacks is a test's expectation there, not its
+//! excuse.
+
+mod arguments;
+mod errors;
+mod exactness;
+mod ledger;
+mod lifecycle;
+mod support;
+mod watch;
