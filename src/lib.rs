@@ -1,4 +1,64 @@
-//! How long packets dwell in the Linux network stack.
+//! How long packets dwell in the Linux network stack: exact latencies of kernel functions, as typed events.
+//!
+//! When network latency is high, the delay is often inside the kernel: firewall rules, queues, scheduling. This crate
+//! attaches eBPF programs (fentry and fexit) to the kernel functions that a program names, and hands it each call: how
+//! long it took, on which CPU, in which thread, with which packet, and what it returned. The traffic isn't touched.
+//!
+//! ```no_run
+//! use dwell::LatencyProbe;
+//!
+//! let probe = LatencyProbe::builder().function("ip_rcv").attach()?;
+//! for event in probe.events().iter().take(1_000) {
+//!     println!("{event}");                     // ip_rcv 1.824µs curl/4711 cpu 2 ret 0 skb 0xffff... len 60
+//! }
+//! println!("{}", probe.stop());                // ip_rcv: started 1000 completed 1000 delivered 1000
+//! # Ok::<(), dwell::Error>(())
+//! ```
+//!
+//! # What it promises
+//!
+//! **A latency is that of one call, or it isn't reported.** Entry and exit are matched by the address of the call's own
+//! trampoline frame, which no two calls in flight share. So recursion, a softirq that runs the same function on top of
+//! itself, idle CPUs (all of which are pid 0), sleeping, and migration between CPUs don't confuse it. What the kernel
+//! keeps from the probe is counted, and where that leaves a doubt about a pair, the pair is dropped and counted.
+//!
+//! **Nothing is lost silently.** The [`Ledger`] accounts for every call of every function, and its sums can be checked.
+//!
+//! **Errors explain.** A misspelt function comes back with near names, a function that can't be traced with the
+//! reason, a missing capability by its name; quickly, and with nothing left attached. See [`ErrorKind`].
+//!
+//! **It keeps out of the way.** It never prints, never panics, never blocks the kernel, and waits for nobody: a program
+//! that reads too slowly loses events, which are counted, and nothing else.
+//!
+//! # What it needs
+//!
+//! | | |
+//! |---|---|
+//! | kernel | Linux 5.10 or later, with BTF (`CONFIG_DEBUG_INFO_BTF=y`, as distributions have it) |
+//! | architecture | one with BPF trampolines. Tested on x86-64; arm64 has them from Linux 6.4 on |
+//! | privileges | `CAP_BPF` and `CAP_PERFMON`, or root; for functions of modules `CAP_SYS_ADMIN` |
+//! | on 5.10 | no functions of modules, and `CAP_SYS_RESOURCE` or an unlimited `RLIMIT_MEMLOCK` |
+//! | to build | clang 14 or later, the headers of libelf and zlib, `pkg-config` |
+//!
+//! # From event to program
+//!
+//! [`LatencyProbe::events`] is a bounded crossbeam channel, to iterate over, to [`select!`] on, or to clone and hand to
+//! other threads:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use dwell::LatencyProbe;
+//!
+//! let probe = LatencyProbe::builder().function("tcp_v4_rcv").function("udp_recvmsg").attach()?;
+//! while let Ok(event) = probe.events().recv_timeout(Duration::from_secs(10)) {
+//!     if event.span == "udp_recvmsg" && event.latency > Duration::from_millis(5) {
+//!         println!("{} waited {:?} at {:?}", event.comm, event.latency, event.start.to_system_time());
+//!     }
+//! }
+//! # Ok::<(), dwell::Error>(())
+//! ```
+//!
+//! [`select!`]: https://docs.rs/crossbeam-channel/latest/crossbeam_channel/macro.select.html
 
 // Library code never panics and never prints.
 #![warn(clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used)]

@@ -301,4 +301,52 @@ mod tests {
         }
         assert_eq!(Room::new(64, Store::Table).log2_sets, 3);
     }
+
+    fn explained(stage: Stage, errno: i32, arg_words: u32) -> ErrorKind {
+        let target = Target {
+            // In no kernel's symbols, so that these have no say.
+            function: "no_such_function".into(),
+            module: None,
+            arg_words,
+            skb_word: None,
+            ret: Return::Void,
+        };
+        let failure = Failure { stage, error: libbpf_rs::Error::from_raw_os_error(errno) };
+        let log = (0..30).map(|n| format!("line {n}")).collect();
+        let error = explain(failure, "f", &target, log);
+        assert!(std::error::Error::source(&error).is_some(), "{error}");
+        error.kind().clone()
+    }
+
+    fn reason(stage: Stage, errno: i32, arg_words: u32) -> NotTraceable {
+        match explained(stage, errno, arg_words) {
+            ErrorKind::NotTraceable { function, reason } => {
+                assert_eq!(function, "f");
+                reason
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+
+    /// What the kernel's errno means, where a kernel that answers so may not be at hand.
+    #[test]
+    fn explains_errnos() {
+        for (stage, errno) in [(Stage::Load, EPERM), (Stage::Attach, EPERM), (Stage::Attach, ENOTSUPP)] {
+            let kind = explained(stage, errno, 4);
+            assert_eq!(kind, ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() });
+        }
+        assert_eq!(reason(Stage::Attach, ENOTSUPP, 8), NotTraceable::TooManyArguments { words: 8 });
+        assert_eq!(reason(Stage::Attach, E2BIG, 4), NotTraceable::TooManyProbes);
+        for errno in [ENOMEM, ENFILE, EMFILE] {
+            let action = "attaching to `f`".to_owned();
+            assert_eq!(explained(Stage::Load, errno, 4), ErrorKind::System { action, errno });
+        }
+        // The function isn't in kallsyms, if that can be read; the kernel's own answer, if not.
+        let reason = reason(Stage::Load, EINVAL, 4);
+        match reason {
+            NotTraceable::Inlined => {}
+            NotTraceable::Refused { errno, log } => assert_eq!((errno, log.len(), &*log[19]), (EINVAL, 20, "line 29")),
+            other => panic!("{other:?}"),
+        }
+    }
 }
