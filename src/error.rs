@@ -114,6 +114,9 @@ pub enum NotTraceable {
     /// The kernel excludes it from tracing.
     #[error("the kernel excludes it from tracing (it is not in available_filter_functions)")]
     Excluded,
+    /// The kernel has it, but says nothing of its arguments.
+    #[error("the kernel's type information leaves it out")]
+    Untyped,
     /// Its arguments take more registers than this kernel's trampolines save.
     #[error(
         "its arguments take {words} registers, more than this kernel can save \

@@ -137,8 +137,8 @@ impl LatencyProbe {
                 mismatched: counters.mismatched + doubtful,
                 open: snapshot.open,
                 unmatched: counters.unmatched,
-                missed: snapshot.missed,
-                missed_exits: snapshot.missed_exits,
+                missed: snapshot.skipped.entries,
+                missed_exits: snapshot.skipped.exits,
             }
         });
         Ledger { spans: accounts.collect(), undecodable: tally.undecodable() }

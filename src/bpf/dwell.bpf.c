@@ -93,11 +93,11 @@ static __always_inline void emit(const __u64 *ctx, const struct dwell_start *sta
 	r->cpu_end = bpf_get_smp_processor_id();
 	r->len = start->len;
 	/*
-	 * A stale start can only be taken for this call's where the entry
-	 * program was skipped, because a task was preempted inside it; and this
-	 * task can only have left a start before that if it was switched out in
-	 * between. So where it wasn't, the pair is certain. Where it was, the
-	 * reader looks at what the kernel has skipped.
+	 * A stale start can only be taken for this call's where this call's
+	 * entry was skipped, since some task was preempted inside that program;
+	 * and this task can only have left a start before if it was switched
+	 * out in between. So where it wasn't, the pair is certain. Where it
+	 * was, the reader looks at what the kernel has skipped.
 	 */
 	r->switched = start->switches != switches(task);
 	r->reserved = 0;

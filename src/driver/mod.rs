@@ -15,7 +15,7 @@ pub(crate) use reader::Reader;
 pub(crate) use span::types;
 pub(crate) use span::{AttachedSpan, attach};
 
-use self::span::EntryPrograms;
+use self::span::Programs;
 use crate::error::{Capability, Error, ErrorKind};
 use crate::kernel;
 
@@ -27,7 +27,7 @@ const FIRST_KEY: [u8; 4] = [0; 4];
 pub(crate) struct Shared {
     ring: MapHandle,
     control: MapHandle,
-    entries: Arc<EntryPrograms>,
+    programs: Arc<Programs>,
 }
 
 impl Shared {
@@ -38,7 +38,7 @@ impl Shared {
                 ring: create_map(MapType::RingBuf, "dwell_ring", 0, 0, ring_bytes)
                     .context("creating the ring buffer")?,
                 control: create_map(MapType::Array, "dwell_control", 4, 8, 1).context("creating a map")?,
-                entries: Arc::default(),
+                programs: Arc::default(),
             })
         });
         shared.map_err(|error: libbpf_rs::Error| {

@@ -12,9 +12,9 @@ use crossbeam_channel::{Sender, bounded};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, RingBuffer, RingBufferBuilder};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::doubt::SkippedEntries;
+use super::doubt::Doubt;
 use super::messages;
-use super::span::EntryPrograms;
+use super::span::Programs;
 use super::{FIRST_KEY, Shared, errno, system_error};
 use crate::decode::{Decoded, SpanKind, decode};
 use crate::error::Error;
@@ -92,7 +92,7 @@ impl Reader {
         let duplicate =
             |map| MapHandle::try_from(map).map_err(|error| system_error("duplicating a descriptor", &error));
         let (ring, control) = (duplicate(&shared.ring)?, duplicate(&shared.control)?);
-        let intake = Intake::new(spans, sender, Arc::clone(&tally), Arc::clone(&shared.entries));
+        let intake = Intake::new(spans, sender, Arc::clone(&tally), Arc::clone(&shared.programs));
 
         // The thread maps the ring itself, since what it does with the records stays on it.
         let (ready, started) = bounded(1);
@@ -142,8 +142,8 @@ struct Intake {
     spans: Vec<SpanKind>,
     sender: Sender<LatencyEvent>,
     tally: Arc<Tally>,
-    entries: Arc<EntryPrograms>,
-    skipped: Vec<SkippedEntries>,
+    programs: Arc<Programs>,
+    doubts: Vec<Doubt>,
     /// Spans of which there were records since the last `settle`.
     seen: Vec<bool>,
     /// From the first pair that isn't certain by itself on, so that events keep their order.
@@ -151,10 +151,10 @@ struct Intake {
 }
 
 impl Intake {
-    fn new(spans: Vec<SpanKind>, sender: Sender<LatencyEvent>, tally: Arc<Tally>, entries: Arc<EntryPrograms>) -> Self {
-        let skipped = spans.iter().map(|_| SkippedEntries::new()).collect();
+    fn new(spans: Vec<SpanKind>, sender: Sender<LatencyEvent>, tally: Arc<Tally>, programs: Arc<Programs>) -> Self {
+        let doubts = spans.iter().map(|_| Doubt::new()).collect();
         let seen = vec![false; spans.len()];
-        Self { spans, sender, tally, entries, skipped, seen, held: Vec::new() }
+        Self { spans, sender, tally, programs, doubts, seen, held: Vec::new() }
     }
 
     fn accept(&mut self, bytes: &[u8]) {
@@ -174,12 +174,12 @@ impl Intake {
     fn settle(&mut self) {
         // Also without any to decide on, so that a skip is known close to when it happened.
         for (span, seen) in self.seen.iter_mut().enumerate().filter(|(_, seen)| **seen) {
-            let count = self.entries.skipped(span);
-            self.skipped[span].note(count, MonotonicTime::now());
+            let skipped = self.programs.skipped(span);
+            self.doubts[span].note(skipped, MonotonicTime::now());
             *seen = false;
         }
         for decoded in self.held.drain(..) {
-            if !decoded.switched || self.skipped[decoded.span].none_since(decoded.event.start) {
+            if !decoded.switched || self.doubts[decoded.span].is_ruled_out(decoded.event.start) {
                 hand_over(decoded, &self.sender, &self.tally);
             } else {
                 self.tally.spans[decoded.span].doubtful.fetch_add(1, Ordering::Relaxed);

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use libbpf_rs::{ErrorExt as _, Link, MapCore as _, MapFlags, MapHandle, OpenProgramMut, ProgramMut, libbpf_sys};
 
+use super::doubt::Skipped;
 use super::{ENOMEM, EPERM, FIRST_KEY, Shared, errno, messages, system_error};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
 use crate::kernel::{self, Return, Target};
@@ -37,23 +38,25 @@ pub(crate) struct AttachedSpan {
     state: MapHandle,
     /// The bytes of `struct dwell_state` as last read.
     last: Mutex<Vec<u8>>,
-    entries: Arc<EntryPrograms>,
+    programs: Arc<Programs>,
     index: usize,
-    exit: OwnedFd,
 }
 
-/// The entry programs of a probe's spans, in their order.
+/// The programs of a probe's spans, entry and exit, in the spans' order.
 #[derive(Debug, Default)]
-pub(super) struct EntryPrograms(Mutex<Vec<OwnedFd>>);
+pub(super) struct Programs(Mutex<Vec<(OwnedFd, OwnedFd)>>);
 
-impl EntryPrograms {
-    fn programs(&self) -> MutexGuard<'_, Vec<OwnedFd>> {
+impl Programs {
+    fn lock(&self) -> MutexGuard<'_, Vec<(OwnedFd, OwnedFd)>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// How many calls of a span the kernel has kept from its entry program.
-    pub(super) fn skipped(&self, span: usize) -> u64 {
-        self.programs().get(span).map_or(0, |program| recursion_misses(program.as_fd()))
+    /// How often the kernel has skipped a span's programs.
+    pub(super) fn skipped(&self, span: usize) -> Skipped {
+        self.lock().get(span).map_or_else(Skipped::default, |(entry, exit)| Skipped {
+            entries: recursion_misses(entry.as_fd()),
+            exits: recursion_misses(exit.as_fd()),
+        })
     }
 }
 
@@ -70,8 +73,7 @@ struct Links {
 pub(crate) struct Snapshot {
     pub(crate) counters: Counters,
     pub(crate) open: u64,
-    pub(crate) missed: u64,
-    pub(crate) missed_exits: u64,
+    pub(crate) skipped: Skipped,
 }
 
 /// Loads and attaches the span number `index`, for calls of `target`; on failure nothing of it is left.
@@ -183,7 +185,8 @@ fn load_and_attach(shared: &Shared, index: u32, target: &Target, room: &Room) ->
         Store::HashMap => (&skel.progs.call_entry_hash, &skel.progs.call_exit_hash),
     };
     // Before the first call, so that the reader never misses a skipped one.
-    shared.entries.programs().push(duplicate(entry).map_err(at(Stage::Load))?);
+    let both = (duplicate(entry).map_err(at(Stage::Load))?, duplicate(exit).map_err(at(Stage::Load))?);
+    shared.programs.lock().push(both);
     // The exit first, see `Links`.
     let exit_link = exit.attach_trace().map_err(at(Stage::Attach))?;
     let entry_link = entry.attach_trace().map_err(at(Stage::Attach))?;
@@ -194,9 +197,8 @@ fn load_and_attach(shared: &Shared, index: u32, target: &Target, room: &Room) ->
         overflow: MapHandle::try_from(&skel.maps.dwell_overflow).map_err(at(Stage::Load))?,
         last: Mutex::new(vec![0; state.value_size() as usize]),
         state,
-        entries: Arc::clone(&shared.entries),
+        programs: Arc::clone(&shared.programs),
         index: index as usize,
-        exit: duplicate(exit).map_err(at(Stage::Load))?,
     })
 }
 
@@ -263,12 +265,7 @@ impl AttachedSpan {
         let _ = self.state.lookup_into(&FIRST_KEY, &mut bytes, MapFlags::ANY);
         let (counters, in_table) = State::summary(&bytes).unwrap_or_default();
         let in_overflow = self.overflow.keys().count() as u64;
-        Snapshot {
-            counters,
-            open: in_table + in_overflow,
-            missed: self.entries.skipped(self.index),
-            missed_exits: recursion_misses(self.exit.as_fd()),
-        }
+        Snapshot { counters, open: in_table + in_overflow, skipped: self.programs.skipped(self.index) }
     }
 }
 

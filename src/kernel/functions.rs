@@ -94,7 +94,7 @@ impl Functions {
 
     /// Why a name isn't in any BTF.
     fn not_found(&self, name: &str, wanted: &Wanted<'_>) -> Error {
-        if let Some(reason) = symbols::why_not_in_btf(wanted.function) {
+        if let Some(reason) = symbols::why_not_in_btf(wanted.module, wanted.function) {
             return Error::not_traceable(name, reason);
         }
         let mut near: Vec<(f64, String)> = Vec::new();

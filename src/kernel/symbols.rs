@@ -59,14 +59,20 @@ pub(super) fn refused_by_name(function: &str) -> Option<NotTraceable> {
     (on_path && !function.starts_with("bpf_fentry_test")).then_some(NotTraceable::ProbePath)
 }
 
-/// Why a function that the kernel may well know is in no BTF.
-pub(super) fn why_not_in_btf(function: &str) -> Option<NotTraceable> {
+/// Why a function that the kernel may well have is in no BTF; `None`: it doesn't have it, or not in that module.
+pub(super) fn why_not_in_btf(module: Option<&str>, function: &str) -> Option<NotTraceable> {
     let symbols = Symbols::of(function)?;
-    match symbols.module {
-        _ if symbols.plain && symbols.module.is_none() => None,
-        Some(module) if symbols.plain => Some(NotTraceable::ModuleWithoutBtf { module }),
-        _ => symbols.optimised(),
+    if module.is_some_and(|module| module != symbols.module.as_deref().unwrap_or("vmlinux")) {
+        return None;
     }
+    if !symbols.plain {
+        return symbols.optimised();
+    }
+    Some(match symbols.module {
+        Some(module) => NotTraceable::ModuleWithoutBtf { module },
+        None if in_ftrace_list(function) == Some(false) => NotTraceable::Excluded,
+        None => NotTraceable::Untyped,
+    })
 }
 
 /// Why the kernel didn't attach to a function that is in its BTF; `None`: these lists don't tell.

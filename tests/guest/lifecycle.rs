@@ -33,6 +33,15 @@ impl Held {
     }
 }
 
+/// What is held before a test: nothing of BPF, once the kernel has freed what the test before it had.
+fn nothing() -> Held {
+    eventually("nothing is held", || {
+        let Held { programs, maps, links, .. } = Held::now();
+        (programs, maps, links) == (0, 0, 0)
+    });
+    Held::now()
+}
+
 /// The kernel frees programs and maps a little after their last descriptor is closed.
 #[track_caller]
 fn assert_back_to(before: &Held) {
@@ -51,9 +60,7 @@ fn assert_back_to(before: &Held) {
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn two_hundred_times() {
-    drop(probe(&["ip_rcv"]));
-    thread::sleep(ms(200));
-    let before = Held::now();
+    let before = nothing();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
         scope.spawn(|| {
@@ -147,7 +154,7 @@ fn stop_under_load() {
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn as_many_as_the_kernel_allows() {
     use dwell::{ErrorKind, NotTraceable};
-    let before = Held::now();
+    let before = nothing();
     let mut probes = Vec::new();
     let error = loop {
         assert!(probes.len() < 100, "there is no limit");

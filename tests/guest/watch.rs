@@ -37,8 +37,10 @@ fn twenty_thousand_lines() {
         }
         assert_eq!(event["span"], "ip_rcv");
         assert_eq!(event["ret"], 0);
-        assert_eq!(event["comm"], "watch");
+        assert!(event["comm"].is_string());
     }
+    // Some may be left to ksoftirqd.
+    assert!(events.iter().any(|event| event["comm"] == "watch"));
 }
 
 /// TCP traffic, several functions, void and no packet: what isn't there is null.
