@@ -75,13 +75,13 @@ static __always_inline void identify(struct dwell_record *r, const struct task_s
 	bpf_get_current_comm(r->comm, sizeof(r->comm));
 }
 
-static __always_inline void emit(const __u64 *ctx, const struct dwell_start *start,
-				 const struct task_struct *task, __u64 now)
+static __always_inline void emit(const struct run *run, const struct dwell_start *start, __u64 now)
 {
 	struct dwell_record *r = bpf_ringbuf_reserve(&dwell_ring, sizeof(*r), 0);
+	const __u64 *ctx = run->ctx;
 
 	if (!r) {
-		COUNT(ring_dropped);
+		count(&run->counters->ring_dropped);
 		return;
 	}
 	r->start_ns = start->ns;
@@ -90,7 +90,7 @@ static __always_inline void emit(const __u64 *ctx, const struct dwell_start *sta
 	r->skb = skb_word < arg_words ? ctx_word(ctx, skb_word) : 0;
 	r->span = span;
 	r->cpu_start = start->cpu;
-	r->cpu_end = bpf_get_smp_processor_id();
+	r->cpu_end = run->cpu;
 	r->len = start->len;
 	/*
 	 * A stale start can only be taken for this call's where this call's
@@ -99,33 +99,34 @@ static __always_inline void emit(const __u64 *ctx, const struct dwell_start *sta
 	 * out in between. So where it wasn't, the pair is certain. Where it
 	 * was, the reader looks at what the kernel has skipped.
 	 */
-	r->switched = start->switches != switches(task);
+	r->switched = start->switches != switches(run->task);
 	r->reserved = 0;
-	identify(r, task);
+	identify(r, run->task);
 	bpf_ringbuf_submit(r, wake_flag());
 }
 
-static __always_inline void finish(const __u64 *ctx, const struct dwell_start *start,
-				   const struct task_struct *task, __u64 now)
+static __always_inline void finish(const struct run *run, const struct dwell_start *start, __u64 now)
 {
 	/*
 	 * Another call's start (see fingerprint()), or a clock that went
 	 * backwards, which the kernel's fast clock may across an NMI: no
 	 * latency is better than a wrong one.
 	 */
-	if (start->fingerprint != fingerprint(ctx) || now < start->ns) {
-		COUNT(mismatched);
+	if (start->fingerprint != fingerprint(run->ctx) || now < start->ns) {
+		count(&run->counters->mismatched);
 		return;
 	}
-	COUNT(completed);
-	emit(ctx, start, task, now);
+	count(&run->counters->completed);
+	emit(run, start, now);
 }
 
 SEC("fentry")
 int call_entry(__u64 *ctx)
 {
-	COUNT(started);
-	start_in_table(ctx, frame_key(ctx), bpf_get_current_task_btf(), skb_len(ctx));
+	struct run run = run_of(ctx, bpf_get_current_task_btf());
+
+	count(&run.counters->started);
+	start_in_table(&run, skb_len(ctx));
 	return 0;
 }
 
@@ -133,12 +134,13 @@ SEC("fexit")
 int call_exit(__u64 *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
+	struct run run = run_of(ctx, bpf_get_current_task_btf());
 	struct dwell_start start;
 
-	if (end_in_table(frame_key(ctx), &start))
-		finish(ctx, &start, bpf_get_current_task_btf(), now);
+	if (end_in_table(&run, &start))
+		finish(&run, &start, now);
 	else
-		COUNT(unmatched);
+		count(&run.counters->unmatched);
 	return 0;
 }
 
@@ -149,8 +151,10 @@ int call_exit(__u64 *ctx)
 SEC("fentry")
 int call_entry_hash(__u64 *ctx)
 {
-	COUNT(started);
-	start_in_hash(ctx, frame_key(ctx), 0, skb_len(ctx));
+	struct run run = run_of(ctx, 0);
+
+	count(&run.counters->started);
+	start_in_hash(&run, skb_len(ctx));
 	return 0;
 }
 
@@ -158,12 +162,13 @@ SEC("fexit")
 int call_exit_hash(__u64 *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
+	struct run run = run_of(ctx, 0);
 	struct dwell_start start;
 
-	if (end_in_hash(frame_key(ctx), &start))
-		finish(ctx, &start, 0, now);
+	if (end_in_hash(&run, &start))
+		finish(&run, &start, now);
 	else
-		COUNT(unmatched);
+		count(&run.counters->unmatched);
 	return 0;
 }
 

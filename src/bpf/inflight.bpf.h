@@ -36,9 +36,39 @@ struct {
 	__type(value, struct dwell_start);
 } dwell_overflow SEC(".maps");
 
-static __always_inline struct dwell_counters *counters(void)
+/* One run of a program: at one end of one call. */
+struct run {
+	const __u64 *ctx;
+	/* NULL: this kernel has no bpf_get_current_task_btf() (before 5.11). */
+	const struct task_struct *task;
+	__u64 key;
+	struct dwell_counters *counters;
+	__u32 cpu;
+};
+
+/*
+ * The frame's address as a plain number. The verifier lets a privileged
+ * program subtract one pointer from another, and calls the result a scalar.
+ */
+static __always_inline __u64 frame_key(const __u64 *ctx)
 {
-	return &state.counters[bpf_get_smp_processor_id() % DWELL_COUNTER_SETS];
+	__u64 key = (__u64)ctx;
+
+	asm volatile("%0 -= %1" : "+r"(key) : "r"(&state));
+	return key;
+}
+
+static __always_inline struct run run_of(const __u64 *ctx, const struct task_struct *task)
+{
+	__u32 cpu = bpf_get_smp_processor_id();
+
+	return (struct run){
+		.ctx = ctx,
+		.task = task,
+		.key = frame_key(ctx),
+		.counters = &state.counters[cpu % DWELL_COUNTER_SETS],
+		.cpu = cpu,
+	};
 }
 
 /*
@@ -46,18 +76,9 @@ static __always_inline struct dwell_counters *counters(void)
  * the middle of the addition. Only valid where the result is unused: that is
  * the one atomic instruction Linux 5.10 has.
  */
-#define COUNT(member) ((void)__sync_fetch_and_add(&counters()->member, 1))
-
-/*
- * The frame's address as a plain number. The verifier lets a privileged
- * program subtract one pointer from another, and calls the result a scalar.
- */
-static __always_inline __u64 frame_key(const void *ctx)
+static __always_inline void count(__u64 *counter)
 {
-	__u64 key = (__u64)ctx;
-
-	asm volatile("%0 -= %1" : "+r"(key) : "r"(&state));
-	return key;
+	__sync_fetch_and_add(counter, 1);
 }
 
 /*
@@ -118,8 +139,7 @@ static __always_inline void release(struct dwell_slot *slot)
 
 /*
  * How often a task has been switched out: what stays the same over a call was
- * on its CPU all the time. NULL (a kernel without bpf_get_current_task_btf()):
- * not known.
+ * on its CPU all the time.
  */
 static __always_inline __u16 switches(const struct task_struct *task)
 {
@@ -127,37 +147,37 @@ static __always_inline __u16 switches(const struct task_struct *task)
 }
 
 /* The time stamp comes last at the start and first at the end. */
-static __always_inline void fill(struct dwell_start *start, const __u64 *ctx,
-				 const struct task_struct *task, __u32 len)
+static __always_inline void fill(struct dwell_start *start, const struct run *run, __u32 len)
 {
-	start->fingerprint = fingerprint(ctx);
+	start->fingerprint = fingerprint(run->ctx);
 	start->len = len;
-	start->cpu = bpf_get_smp_processor_id();
-	start->switches = switches(task);
+	start->cpu = run->cpu;
+	start->switches = switches(run->task);
 	start->ns = bpf_ktime_get_ns();
 }
 
-static __always_inline void start_in_hash(const __u64 *ctx, __u64 key,
-					  const struct task_struct *task, __u32 len)
+static __always_inline void start_in_hash(const struct run *run, __u32 len)
 {
+	__u64 key = run->key;
 	struct dwell_start empty = {}, *start;
 	long exists = bpf_map_update_elem(&dwell_overflow, &key, &empty, BPF_NOEXIST);
 
 	/* Filled in place, so that the map's own cost lies outside the span. */
 	start = bpf_map_lookup_elem(&dwell_overflow, &key);
 	if (!start) {
-		COUNT(untracked);
+		count(&run->counters->untracked);
 		return;
 	}
 	if (exists)
-		COUNT(overwritten);
+		count(&run->counters->overwritten);
 	else
 		__sync_fetch_and_add(&state.overflow_live, 1);
-	fill(start, ctx, task, len);
+	fill(start, run, len);
 }
 
-static __always_inline int end_in_hash(__u64 key, struct dwell_start *out)
+static __always_inline int end_in_hash(const struct run *run, struct dwell_start *out)
 {
+	__u64 key = run->key;
 	struct dwell_start *start = bpf_map_lookup_elem(&dwell_overflow, &key);
 
 	if (!start)
@@ -173,32 +193,32 @@ static __always_inline int end_in_hash(__u64 key, struct dwell_start *out)
  * in flight when somebody attaches to or detaches from the function: the frame
  * is a new call's now. It is looked for in both stores.
  */
-static __always_inline void start_in_table(const __u64 *ctx, __u64 key,
-					   const struct task_struct *task, __u32 len)
+static __always_inline void start_in_table(const struct run *run, __u32 len)
 {
-	struct dwell_slot *set = set_of(key), *slot;
+	struct dwell_slot *set = set_of(run->key), *slot;
+	__u64 key = run->key;
 
 	if (state.overflow_live && !bpf_map_delete_elem(&dwell_overflow, &key)) {
 		__sync_fetch_and_add(&state.overflow_live, -1);
-		COUNT(overwritten);
+		count(&run->counters->overwritten);
 	}
 	slot = find(set, key);
 	if (slot)
-		COUNT(overwritten);
+		count(&run->counters->overwritten);
 	else
 		slot = claim(set, key);
 	if (slot)
-		fill(&slot->start, ctx, task, len);
+		fill(&slot->start, run, len);
 	else
-		start_in_hash(ctx, key, task, len);
+		start_in_hash(run, len);
 }
 
-static __always_inline int end_in_table(__u64 key, struct dwell_start *out)
+static __always_inline int end_in_table(const struct run *run, struct dwell_start *out)
 {
-	struct dwell_slot *slot = find(set_of(key), key);
+	struct dwell_slot *slot = find(set_of(run->key), run->key);
 
 	if (!slot)
-		return state.overflow_live && end_in_hash(key, out);
+		return state.overflow_live && end_in_hash(run, out);
 	*out = slot->start;
 	release(slot);
 	return 1;
