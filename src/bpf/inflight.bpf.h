@@ -73,12 +73,18 @@ static __always_inline struct run run_of(const __u64 *ctx, const struct task_str
 
 /*
  * Atomic, because a softirq or a preempting task may run the same program in
- * the middle of the addition. Only valid where the result is unused: that is
- * the one atomic instruction Linux 5.10 has.
+ * the middle of the addition. In assembly, because newer clangs make of
+ * __sync_fetch_and_add() an instruction that Linux 5.10 lacks, even where its
+ * result is unused.
  */
+static __always_inline void add(__u64 *to, __s64 value)
+{
+	asm volatile("lock *(u64 *)(%0 + 0) += %1" : : "r"(to), "r"(value) : "memory");
+}
+
 static __always_inline void count(__u64 *counter)
 {
-	__sync_fetch_and_add(counter, 1);
+	add(counter, 1);
 }
 
 /*
@@ -171,7 +177,7 @@ static __always_inline void start_in_hash(const struct run *run, __u32 len)
 	if (exists)
 		count(&run->counters->overwritten);
 	else
-		__sync_fetch_and_add(&state.overflow_live, 1);
+		add(&state.overflow_live, 1);
 	fill(start, run, len);
 }
 
@@ -184,7 +190,7 @@ static __always_inline int end_in_hash(const struct run *run, struct dwell_start
 		return 0;
 	*out = *start;
 	bpf_map_delete_elem(&dwell_overflow, &key);
-	__sync_fetch_and_add(&state.overflow_live, -1);
+	add(&state.overflow_live, -1);
 	return 1;
 }
 
@@ -199,7 +205,7 @@ static __always_inline void start_in_table(const struct run *run, __u32 len)
 	__u64 key = run->key;
 
 	if (state.overflow_live && !bpf_map_delete_elem(&dwell_overflow, &key)) {
-		__sync_fetch_and_add(&state.overflow_live, -1);
+		add(&state.overflow_live, -1);
 		count(&run->counters->overwritten);
 	}
 	slot = find(set, key);

@@ -86,8 +86,10 @@ pub(crate) fn attach(
     target: &Target,
     in_flight: u32,
 ) -> Result<AttachedSpan, Error> {
+    // What libbpf says of a program that this kernel lacks the instructions for is of no interest.
+    let (store, _) = messages::captured(choose_store);
     let (result, log) = messages::captured(|| {
-        let store = choose_store().map_err(|error| Failure { stage: Stage::Load, error })?;
+        let store = store.map_err(|error| Failure { stage: Stage::Load, error })?;
         load_and_attach(shared, index, target, &Room::new(in_flight, store))
     });
     result.map_err(|failure| explain(failure, name, target, log))
