@@ -58,11 +58,13 @@ pub enum ErrorKind {
     },
 
     /// The process lacks capabilities that loading tracing programs needs.
-    #[error("tracing needs {}, which this process lacks: run it as root, or grant it with `setcap`", list(missing))]
+    #[error("tracing needs {}, which this process lacks{}", list(missing), privilege_remedy(*user_namespace))]
     #[non_exhaustive]
     NoPrivilege {
         /// The missing capabilities.
         missing: Vec<Capability>,
+        /// The process has them, but only within a user namespace, as in a rootless container: there they don't count.
+        user_namespace: bool,
     },
 
     /// The kernel doesn't describe its types, without which fentry programs can't be attached.
@@ -252,6 +254,10 @@ impl Error {
         ErrorKind::System { action: action.into(), errno }.into()
     }
 
+    pub(crate) fn no_privilege(missing: Vec<Capability>) -> Self {
+        ErrorKind::NoPrivilege { missing, user_namespace: false }.into()
+    }
+
     /// Adds the operating system's error as the source.
     pub(crate) fn with_errno(mut self, errno: i32) -> Self {
         self.0.source = Some(io::Error::from_raw_os_error(errno));
@@ -298,6 +304,14 @@ fn errno_text(errno: i32) -> String {
     }
 }
 
+fn privilege_remedy(user_namespace: bool) -> &'static str {
+    if user_namespace {
+        " outside its user namespace: run it on the host, or in a container that isn't rootless"
+    } else {
+        ": run it as root, or grant it with `setcap`"
+    }
+}
+
 fn lockdown_text(lockdown: Option<Lockdown>) -> String {
     match lockdown {
         Some(Lockdown::None) => "it is not locked down".to_owned(),
@@ -336,7 +350,7 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 9] = [
+        let cases: [(ErrorKind, &str); 10] = [
             (
                 ErrorKind::UnknownFunction { function: "ip_rvc".into(), near: vec!["ip_rcv".into()] },
                 "this kernel has no function `ip_rvc`; did you mean `ip_rcv`?",
@@ -346,8 +360,13 @@ mod tests {
                 "this kernel has no function `x`; is its module loaded?",
             ),
             (
-                ErrorKind::NoPrivilege { missing: vec![Capability::Bpf, Capability::Perfmon] },
+                ErrorKind::NoPrivilege { missing: vec![Capability::Bpf, Capability::Perfmon], user_namespace: false },
                 "tracing needs CAP_BPF and CAP_PERFMON, which this process lacks: run it as root, or grant it with `setcap`",
+            ),
+            (
+                ErrorKind::NoPrivilege { missing: vec![Capability::Bpf], user_namespace: true },
+                "tracing needs CAP_BPF, which this process lacks outside its user namespace: \
+                 run it on the host, or in a container that isn't rootless",
             ),
             (
                 ErrorKind::TracingRefused { errno: 1, lockdown: Some(Lockdown::Confidentiality) },

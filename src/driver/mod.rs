@@ -16,7 +16,7 @@ pub(crate) use span::types;
 pub(crate) use span::{AttachedSpan, attach};
 
 use self::span::Programs;
-use crate::error::{Capability, Error, ErrorKind};
+use crate::error::{Capability, Error};
 use crate::kernel;
 
 /// The key of an array's only element.
@@ -45,9 +45,10 @@ impl Shared {
             // The programs' capabilities have been checked; what is left is the limit on locked memory.
             let refused = errno(&error) == EPERM || errno(&error) == ENOMEM;
             if refused && kernel::locked_memory_is_limited() && kernel::lacks(Capability::SysResource) {
-                return ErrorKind::NoPrivilege { missing: vec![Capability::SysResource] }.into();
+                return Error::no_privilege(vec![Capability::SysResource]);
             }
-            system_error(&error.to_string(), &error)
+            let refused = refused.then(kernel::why_refused_with_all_capabilities).flatten();
+            refused.unwrap_or_else(|| system_error(&error.to_string(), &error))
         })
     }
 }

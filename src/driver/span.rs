@@ -238,8 +238,10 @@ fn explain(failure: Failure, name: &str, target: &Target, mut log: Vec<String>) 
             Error::not_traceable(name, NotTraceable::TooManyArguments { words: target.arg_words })
         }
         // A module's type information is a kernel object, and to open one takes CAP_SYS_ADMIN.
-        EPERM | ESRCH if lacks_admin => ErrorKind::NoPrivilege { missing: vec![Capability::SysAdmin] }.into(),
-        EPERM | ENOTSUPP => ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into(),
+        EPERM | ESRCH if lacks_admin => Error::no_privilege(vec![Capability::SysAdmin]),
+        EPERM | ENOTSUPP => kernel::why_refused_with_all_capabilities()
+            .filter(|_| errno == EPERM)
+            .unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into()),
         E2BIG if failure.stage == Stage::Attach => Error::not_traceable(name, NotTraceable::TooManyProbes),
         ENOMEM | ENFILE | EMFILE => return system_error(&format!("attaching to `{name}`"), &failure.error),
         _ => {

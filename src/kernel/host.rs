@@ -16,6 +16,18 @@ fn effective(status: &str) -> Option<u64> {
     u64::from_str_radix(set.trim(), 16).ok()
 }
 
+/// Whether this process is in a user namespace of its own, where its capabilities don't count for tracing.
+pub(crate) fn in_user_namespace() -> bool {
+    is_partial_map(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
+}
+
+/// The initial namespace maps every uid to itself: `0 0 4294967295`.
+fn is_partial_map(uid_map: &str) -> bool {
+    let mut words = uid_map.split_whitespace().map(str::parse);
+    let all = [Some(Ok(0)), Some(Ok(0)), Some(Ok(u32::MAX)), None];
+    !uid_map.is_empty() && all != [words.next(), words.next(), words.next(), words.next()]
+}
+
 /// Whether `RLIMIT_MEMLOCK` bounds this process; kernels before 5.11 count maps against it.
 pub(crate) fn locked_memory_is_limited() -> bool {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
@@ -51,6 +63,15 @@ mod tests {
         assert_eq!(parse_lockdown("none integrity [confidentiality]\n"), Some(Lockdown::Confidentiality));
         assert_eq!(parse_lockdown("none integrity\n"), None);
         assert_eq!(parse_lockdown("[new]"), None);
+    }
+
+    /// The initial user namespace has one map of everything; without /proc nothing is claimed.
+    #[test]
+    fn user_namespaces() {
+        assert!(!is_partial_map("         0          0 4294967295\n"));
+        assert!(is_partial_map("         0       1000          1\n"));
+        assert!(is_partial_map("0 1000 1\n1 100000 65536\n"));
+        assert!(!is_partial_map(""));
     }
 
     /// The effective set is one of several in the file.

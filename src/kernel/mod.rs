@@ -28,6 +28,12 @@ pub(crate) struct Target {
     pub(crate) ret: Return,
 }
 
+/// What it means that the kernel refuses a process with every capability that it asks for; `None`: that it does.
+pub(crate) fn why_refused_with_all_capabilities() -> Option<Error> {
+    let missing = vec![Capability::Bpf, Capability::Perfmon];
+    host::in_user_namespace().then(|| ErrorKind::NoPrivilege { missing, user_namespace: true }.into())
+}
+
 /// Fails unless this process may load tracing programs, as far as its capabilities tell.
 ///
 /// `CAP_SYS_ADMIN` stands for both; the kernel has asked for `CAP_BPF` and `CAP_PERFMON` since 5.8.
@@ -37,5 +43,5 @@ pub(crate) fn check_privileges() -> Result<(), Error> {
     if missing.is_empty() || !lacks(Capability::SysAdmin) {
         return Ok(());
     }
-    Err(ErrorKind::NoPrivilege { missing }.into())
+    Err(Error::no_privilege(missing))
 }

@@ -135,6 +135,14 @@ fn no_privilege() {
     assert!(text.contains("CAP_PERFMON") && !text.contains("CAP_BPF"), "{text}");
 }
 
+/// Root of a user namespace has every capability, and none that counts.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn rootless() {
+    let text = watch_fails("unshare --user --map-root-user", "ip_rcv");
+    assert!(text.contains("outside its user namespace"), "{text}");
+}
+
 /// CAP_BPF and CAP_PERFMON are enough. Before 5.11, where maps count as locked memory, the limit on that must allow it.
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
