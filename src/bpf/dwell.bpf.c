@@ -92,14 +92,7 @@ static __always_inline void emit(const struct run *run, const struct dwell_start
 	r->cpu_start = start->cpu;
 	r->cpu_end = run->cpu;
 	r->len = start->len;
-	/*
-	 * A stale start can only be taken for this call's where this call's
-	 * entry was skipped, since some task was preempted inside that program;
-	 * and this task can only have left a start before if it was switched
-	 * out in between. So where it wasn't, the pair is certain. Where it
-	 * was, the reader looks at what the kernel has skipped.
-	 */
-	r->switched = start->switches != switches(run->task);
+	r->suspect = !is_certain(run, start);
 	r->reserved = 0;
 	identify(r, run->task);
 	bpf_ringbuf_submit(r, wake_flag());
@@ -112,7 +105,7 @@ static __always_inline void finish(const struct run *run, const struct dwell_sta
 	 * backwards, which the kernel's fast clock may across an NMI: no
 	 * latency is better than a wrong one.
 	 */
-	if (start->fingerprint != fingerprint(run->ctx) || now < start->ns) {
+	if (start->fingerprint != fingerprint(run) || now < start->ns) {
 		count(&run->counters->mismatched);
 		return;
 	}

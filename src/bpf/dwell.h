@@ -32,7 +32,7 @@ struct dwell_record {
 	__u32 cpu_start;
 	__u32 cpu_end;
 	__u32 len;        /* skb->len at the start */
-	__u32 switched;   /* 1: the task may have been off its CPU in between */
+	__u32 suspect;    /* 1: the start may be another call's, see is_certain() */
 	__u32 reserved;
 	__u8 comm[DWELL_COMM_LEN];
 };
@@ -68,7 +68,7 @@ struct dwell_counters {
 struct dwell_state {
 	struct dwell_counters counters[DWELL_COUNTER_SETS];
 	struct dwell_slot slots[DWELL_SETS * DWELL_WAYS];
-	__u64 overflow_live; /* entries in the overflow map, an upper bound */
+	__u64 overflow_live; /* entries in the overflow map */
 };
 
 /* Shared by all spans of a probe: how the reader wants to be treated. */

@@ -24,8 +24,8 @@
 const volatile __u32 arg_words = 0;
 /* The word of which the fingerprint is made; >= arg_words: there is none. */
 const volatile __u32 fingerprint_word = 0;
-/* 64 - log2(number of sets in use) */
-const volatile __u32 set_shift = 54;
+/* The number of sets in use, a power of two, less one. */
+const volatile __u32 set_mask = DWELL_SETS - 1;
 
 struct dwell_state state = {};
 
@@ -41,6 +41,8 @@ struct run {
 	const __u64 *ctx;
 	/* NULL: this kernel has no bpf_get_current_task_btf() (before 5.11). */
 	const struct task_struct *task;
+	/* The lower half of its address, on any kernel. */
+	__u32 task_id;
 	__u64 key;
 	struct dwell_counters *counters;
 	__u32 cpu;
@@ -65,6 +67,7 @@ static __always_inline struct run run_of(const __u64 *ctx, const struct task_str
 	return (struct run){
 		.ctx = ctx,
 		.task = task,
+		.task_id = low_half(task ? (__u64)task : bpf_get_current_task()),
 		.key = frame_key(ctx),
 		.counters = &state.counters[cpu % DWELL_COUNTER_SETS],
 		.cpu = cpu,
@@ -89,23 +92,28 @@ static __always_inline void count(__u64 *counter)
 
 /*
  * A value that is the same at both ends of a call, and mostly another in
- * another call. Where an exit and then a start were skipped by the kernel's
- * recursion guard, the stale start is recognised by it. Mostly: a thread may
- * well call the function with the same arguments again, see `switched`.
+ * another call: which task, and what it works on. Where an exit and then a
+ * start were skipped by the kernel's recursion guard, the stale start is
+ * recognised by it. Mostly: a thread may well call the function with the same
+ * argument again, see is_certain().
  */
-static __always_inline __u64 fingerprint(const __u64 *ctx)
+static __always_inline __u64 fingerprint(const struct run *run)
 {
+	__u32 argument = 0;
+
 	if (fingerprint_word < arg_words)
-		return ctx_word(ctx, fingerprint_word);
-	return bpf_get_current_pid_tgid();
+		argument = low_half(ctx_word(run->ctx, fingerprint_word));
+	return (__u64)run->task_id << 32 | argument;
 }
 
 /* The set a key belongs to, by Fibonacci hashing: frames differ in few bits. */
 static __always_inline struct dwell_slot *set_of(__u64 key)
 {
-	__u64 set = (key * 0x9E3779B97F4A7C15ULL) >> set_shift;
+	/* The highest bits are the best mixed; DWELL_SETS is 2^10. */
+	__u64 set = (key * 0x9E3779B97F4A7C15ULL) >> 54;
 
-	/* Not needed with a valid set_shift; it is what the verifier believes. */
+	set &= set_mask;
+	/* Not needed with a valid mask; it is what the verifier believes. */
 	set &= DWELL_SETS - 1;
 	return &state.slots[set * DWELL_WAYS];
 }
@@ -152,10 +160,43 @@ static __always_inline __u16 switches(const struct task_struct *task)
 	return task ? task->nvcsw + task->nivcsw : 0;
 }
 
+/*
+ * Whether the frame is on the task's own stack, not on the CPU's interrupt
+ * stack. Stacks are larger on some kernels, which only means less certainty.
+ */
+static __always_inline int is_on_own_stack(const struct run *run)
+{
+	const __u32 smallest_stack = 16384;
+	__u32 frame = low_half((__u64)run->ctx);
+	__u32 stack = low_half((__u64)run->task->stack);
+
+	return frame - stack < smallest_stack;
+}
+
+/*
+ * Whether the start can only be this call's own.
+ *
+ * A stale start can be taken for it only where this call's entry was skipped,
+ * and that happens only if something was stopped inside the entry program on
+ * this CPU: another task, which was preempted there, or this one, on top of
+ * which we run in an interrupt. A stale start of the other case was left by
+ * this task before the preemption, so it has been switched out since. And in an
+ * interrupt the frame is on another stack.
+ *
+ * What isn't certain is for the reader to decide, by what the kernel skipped.
+ */
+static __always_inline int is_certain(const struct run *run, const struct dwell_start *start)
+{
+	/* No kernel that lacks the pointer skips anything. */
+	if (!run->task)
+		return 1;
+	return start->switches == switches(run->task) && is_on_own_stack(run);
+}
+
 /* The time stamp comes last at the start and first at the end. */
 static __always_inline void fill(struct dwell_start *start, const struct run *run, __u32 len)
 {
-	start->fingerprint = fingerprint(run->ctx);
+	start->fingerprint = fingerprint(run);
 	start->len = len;
 	start->cpu = run->cpu;
 	start->switches = switches(run->task);
@@ -189,8 +230,8 @@ static __always_inline int end_in_hash(const struct run *run, struct dwell_start
 	if (!start)
 		return 0;
 	*out = *start;
-	bpf_map_delete_elem(&dwell_overflow, &key);
-	add(&state.overflow_live, -1);
+	if (!bpf_map_delete_elem(&dwell_overflow, &key))
+		add(&state.overflow_live, -1);
 	return 1;
 }
 

@@ -46,6 +46,7 @@ struct sk_buff {
 };
 
 struct task_struct {
+	void *stack;
 	int pid;  /* user space's tid */
 	int tgid; /* user space's pid */
 	char comm[16];

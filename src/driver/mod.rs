@@ -1,6 +1,8 @@
 //! The one module that uses libbpf: loads and attaches programs, and reads what they write.
 
 mod doubt;
+#[cfg(not(dwell_docs))]
+mod layout;
 mod messages;
 mod reader;
 mod span;
@@ -11,8 +13,6 @@ use libbpf_rs::{ErrorExt as _, MapHandle, MapType, libbpf_sys};
 
 pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub(crate) use reader::Reader;
-#[cfg(not(dwell_docs))]
-pub(crate) use span::types;
 pub(crate) use span::{AttachedSpan, attach};
 
 use self::span::Programs;

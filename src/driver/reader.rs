@@ -163,7 +163,7 @@ impl Intake {
             return;
         };
         self.seen[decoded.span] = true;
-        if decoded.switched || !self.held.is_empty() {
+        if decoded.suspect || !self.held.is_empty() {
             self.held.push(decoded);
         } else {
             hand_over(decoded, &self.sender, &self.tally);
@@ -174,12 +174,12 @@ impl Intake {
     fn settle(&mut self) {
         // Also without any to decide on, so that a skip is known close to when it happened.
         for (span, seen) in self.seen.iter_mut().enumerate().filter(|(_, seen)| **seen) {
-            let skipped = self.programs.skipped(span);
-            self.doubts[span].note(skipped, MonotonicTime::now());
+            let entries = self.programs.skipped_entries(span);
+            self.doubts[span].note(entries, MonotonicTime::now());
             *seen = false;
         }
         for decoded in self.held.drain(..) {
-            if !decoded.switched || self.doubts[decoded.span].is_ruled_out(decoded.event.start) {
+            if !decoded.suspect || self.doubts[decoded.span].is_ruled_out(decoded.event.start) {
                 hand_over(decoded, &self.sender, &self.tally);
             } else {
                 self.tally.spans[decoded.span].doubtful.fetch_add(1, Ordering::Relaxed);

@@ -27,14 +27,13 @@ mod skel {
 }
 
 #[cfg(not(dwell_docs))]
-pub(crate) use skel::dwell::types;
+pub(super) use skel::dwell::types;
 
 /// An attached span. Dropping it detaches it.
 #[derive(Debug)]
 pub(crate) struct AttachedSpan {
     links: Option<Links>,
     pub(crate) store: Store,
-    overflow: MapHandle,
     state: MapHandle,
     /// The bytes of `struct dwell_state` as last read.
     last: Mutex<Vec<u8>>,
@@ -51,8 +50,13 @@ impl Programs {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// How often the kernel has skipped a span's entry program.
+    pub(super) fn skipped_entries(&self, span: usize) -> u64 {
+        self.lock().get(span).map_or(0, |(entry, _)| recursion_misses(entry.as_fd()))
+    }
+
     /// How often the kernel has skipped a span's programs.
-    pub(super) fn skipped(&self, span: usize) -> Skipped {
+    fn skipped(&self, span: usize) -> Skipped {
         self.lock().get(span).map_or_else(Skipped::default, |(entry, exit)| Skipped {
             entries: recursion_misses(entry.as_fd()),
             exits: recursion_misses(exit.as_fd()),
@@ -160,7 +164,7 @@ fn load_and_attach(shared: &Shared, index: u32, target: &Target, room: &Room) ->
         // The packet tells calls apart best; else the first argument, which mostly is the object worked on.
         rodata.fingerprint_word = target.skb_word.unwrap_or(0);
         rodata.returns = (target.ret != Return::Void).into();
-        rodata.set_shift = u64::BITS - room.log2_sets;
+        rodata.set_mask = (1 << room.log2_sets) - 1;
     }
     open.maps.dwell_ring.reuse_fd(shared.ring.as_fd()).map_err(at(Stage::Load))?;
     open.maps.dwell_control.reuse_fd(shared.control.as_fd()).map_err(at(Stage::Load))?;
@@ -196,7 +200,6 @@ fn load_and_attach(shared: &Shared, index: u32, target: &Target, room: &Room) ->
     Ok(AttachedSpan {
         links: Some(Links { _entry: entry_link, _exit: exit_link }),
         store: room.store,
-        overflow: MapHandle::try_from(&skel.maps.dwell_overflow).map_err(at(Stage::Load))?,
         last: Mutex::new(vec![0; state.value_size() as usize]),
         state,
         programs: Arc::clone(&shared.programs),
@@ -267,9 +270,8 @@ impl AttachedSpan {
     pub(crate) fn snapshot(&self) -> Snapshot {
         let mut bytes = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         let _ = self.state.lookup_into(&FIRST_KEY, &mut bytes, MapFlags::ANY);
-        let (counters, in_table) = State::summary(&bytes).unwrap_or_default();
-        let in_overflow = self.overflow.keys().count() as u64;
-        Snapshot { counters, open: in_table + in_overflow, skipped: self.programs.skipped(self.index) }
+        let (counters, open) = State::summary(&bytes).unwrap_or_default();
+        Snapshot { counters, open, skipped: self.programs.skipped(self.index) }
     }
 }
 
