@@ -9,7 +9,8 @@ use crate::driver::{self, Reader, Shared};
 use crate::error::Error;
 use crate::event::SpanName;
 use crate::kernel::{self, Functions, Target};
-use crate::probe::{LatencyProbe, Pairing, SpanInfo};
+use crate::pairing::{Pairing, Store};
+use crate::probe::{LatencyProbe, SpanInfo};
 
 /// Describes a probe; [`attach`](Self::attach) starts it.
 ///
@@ -117,10 +118,12 @@ impl LatencyProbeBuilder {
         })?;
         kernel::check_privileges()?;
         let names: Vec<_> = functions.iter().map(String::as_str).collect();
-        let targets = Functions::open()?.resolve(&names)?;
+        let store = driver::choose_store()?;
+        // The kernels that have what the table needs are those that keep programs from recursion, too.
+        let targets = Functions::open()?.resolve(&names, store == Store::Table)?;
         check_distinct(&names, &targets)?;
 
-        let shared = Shared::create(ring_bytes)?;
+        let shared = Shared::create(ring_bytes, store)?;
         let (sender, events) = bounded(channel_capacity);
         let spans: Vec<_> =
             names.iter().zip(&targets).map(|(&name, target)| SpanKind { name: name.into(), ret: target.ret }).collect();
@@ -132,7 +135,7 @@ impl LatencyProbeBuilder {
         for (index, (name, target)) in names.into_iter().zip(targets).enumerate() {
             let span = driver::attach(&shared, index as u32, &name, &target, in_flight as u32)?;
             let Target { function, module, .. } = target;
-            infos.push(SpanInfo { name, function, module, pairing: Pairing::Frame, store: span.store });
+            infos.push(SpanInfo { name, function, module, pairing: Pairing::Frame, store });
             attached.push(span);
         }
         Ok(LatencyProbe::new(infos, attached, reader, events))

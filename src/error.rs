@@ -148,8 +148,15 @@ pub enum NotTraceable {
         /// The modules they are in, `vmlinux` for the kernel itself.
         modules: Vec<String>,
     },
-    /// It is in a module whose type information the kernel doesn't offer.
-    #[error("it is in module {module}, and this kernel has no type information for modules (Linux 5.11 and later do)")]
+    /// Several functions have this name, and this kernel would attach to any of them.
+    #[error("it is one of {copies} functions of this name, which this kernel can't tell apart")]
+    #[non_exhaustive]
+    Indistinct {
+        /// How many there are.
+        copies: usize,
+    },
+    /// It is in a module whose type information the kernel doesn't offer: before 5.11 it has none of any module.
+    #[error("it is in module {module}, of which this kernel has no type information (before Linux 5.11: of no module)")]
     #[non_exhaustive]
     ModuleWithoutBtf {
         /// The module.

@@ -70,6 +70,7 @@ mod error;
 mod event;
 mod kernel;
 mod ledger;
+mod pairing;
 mod probe;
 mod wire;
 
@@ -78,7 +79,8 @@ pub use driver::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub use error::{Capability, Error, ErrorKind, Lockdown, NotTraceable};
 pub use event::{Comm, LatencyEvent, MonotonicTime, Skb, SpanName};
 pub use ledger::{Ledger, SpanLedger};
-pub use probe::{LatencyProbe, Pairing, SpanInfo, Store};
+pub use pairing::{Pairing, Store};
+pub use probe::{LatencyProbe, SpanInfo};
 
 /// Receives events; crossbeam's, re-exported so that it can be named without depending on that crate.
 pub use crossbeam_channel::Receiver;

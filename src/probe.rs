@@ -10,6 +10,7 @@ use crate::builder::LatencyProbeBuilder;
 use crate::driver::{AttachedSpan, Reader};
 use crate::event::{LatencyEvent, SpanName};
 use crate::ledger::{Ledger, SpanLedger};
+use crate::pairing::{Pairing, Store};
 
 /// Measures how long kernel functions take, as long as it lives.
 ///
@@ -58,26 +59,6 @@ pub struct SpanInfo {
     pub pairing: Pairing,
     /// Where its started calls wait for their exit.
     pub store: Store,
-}
-
-/// How a span's end is matched with its start.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Pairing {
-    /// By the address of the call's own trampoline frame, which entry and exit programs share: no two calls in flight
-    /// have the same, whatever their tasks.
-    Frame,
-}
-
-/// Where started calls wait for their exit. Chosen by what the kernel can do.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub enum Store {
-    /// A set-associative table without locks, with a hash map behind it.
-    Table,
-    /// A hash map alone, on kernels without atomic compare-and-swap for BPF (before 5.12). Exact as well, but it costs
-    /// each call several hundred nanoseconds more, some of them within the measured latency.
-    HashMap,
 }
 
 impl LatencyProbe {

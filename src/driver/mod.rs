@@ -13,11 +13,12 @@ use libbpf_rs::{ErrorExt as _, MapHandle, MapType, libbpf_sys};
 
 pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub(crate) use reader::Reader;
-pub(crate) use span::{AttachedSpan, attach};
+pub(crate) use span::{AttachedSpan, attach, choose_store};
 
 use self::span::Programs;
 use crate::error::{Capability, Error};
 use crate::kernel;
+use crate::pairing::Store;
 
 /// The key of an array's only element.
 const FIRST_KEY: [u8; 4] = [0; 4];
@@ -27,28 +28,25 @@ const FIRST_KEY: [u8; 4] = [0; 4];
 pub(crate) struct Shared {
     ring: MapHandle,
     control: MapHandle,
+    store: Store,
     programs: Arc<Programs>,
 }
 
 impl Shared {
     /// Creates the maps; `ring_bytes` is a power of two and a multiple of the page size.
-    pub(crate) fn create(ring_bytes: u32) -> Result<Self, Error> {
+    pub(crate) fn create(ring_bytes: u32, store: Store) -> Result<Self, Error> {
         let (shared, _) = messages::captured(|| {
             Ok(Self {
                 ring: create_map(MapType::RingBuf, "dwell_ring", 0, 0, ring_bytes)
                     .context("creating the ring buffer")?,
                 control: create_map(MapType::Array, "dwell_control", 4, 8, 1).context("creating a map")?,
+                store,
                 programs: Arc::default(),
             })
         });
         shared.map_err(|error: libbpf_rs::Error| {
-            // The programs' capabilities have been checked; what is left is the limit on locked memory.
-            let refused = errno(&error) == EPERM || errno(&error) == ENOMEM;
-            if refused && kernel::locked_memory_is_limited() && kernel::lacks(Capability::SysResource) {
-                return Error::no_privilege(vec![Capability::SysResource]);
-            }
-            let refused = refused.then(kernel::why_refused_with_all_capabilities).flatten();
-            refused.unwrap_or_else(|| system_error(&error.to_string(), &error))
+            let action = error.to_string();
+            refusal(errno(&error), store).unwrap_or_else(|| system_error(&action, &error))
         })
     }
 }
@@ -59,6 +57,18 @@ fn create_map(ty: MapType, name: &str, key: u32, value: u32, entries: u32) -> li
         ..Default::default()
     };
     MapHandle::create(ty, Some(name), key, value, entries, &options)
+}
+
+/// What it means that the kernel refuses a process that has the capabilities it was checked for; `None`: that it does.
+fn refusal(errno: i32, store: Store) -> Option<Error> {
+    if ![EPERM, ENOMEM].contains(&errno) {
+        return None;
+    }
+    // Where compare-and-swap is missing, maps and programs still count as locked memory.
+    if store == Store::HashMap && kernel::locked_memory_is_limited() && kernel::lacks(Capability::SysResource) {
+        return Some(Error::no_privilege(vec![Capability::SysResource]));
+    }
+    (errno == EPERM).then(kernel::why_refused_with_all_capabilities).flatten()
 }
 
 pub(crate) const EPERM: i32 = 1;

@@ -9,10 +9,10 @@ use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use libbpf_rs::{ErrorExt as _, Link, MapCore as _, MapFlags, MapHandle, OpenProgramMut, ProgramMut, libbpf_sys};
 
 use super::doubt::Skipped;
-use super::{ENOMEM, EPERM, FIRST_KEY, Shared, errno, messages, system_error};
+use super::{ENOMEM, EPERM, FIRST_KEY, Shared, errno, messages, refusal, system_error};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
 use crate::kernel::{self, Return, Target};
-use crate::probe::Store;
+use crate::pairing::Store;
 use crate::wire::{Counters, SETS, State, WAYS};
 
 #[cfg(not(dwell_docs))]
@@ -33,7 +33,6 @@ pub(super) use skel::dwell::types;
 #[derive(Debug)]
 pub(crate) struct AttachedSpan {
     links: Option<Links>,
-    pub(crate) store: Store,
     state: MapHandle,
     /// The bytes of `struct dwell_state` as last read.
     last: Mutex<Vec<u8>>,
@@ -90,13 +89,9 @@ pub(crate) fn attach(
     target: &Target,
     in_flight: u32,
 ) -> Result<AttachedSpan, Error> {
-    // What libbpf says of a program that this kernel lacks the instructions for is of no interest.
-    let (store, _) = messages::captured(choose_store);
-    let (result, log) = messages::captured(|| {
-        let store = store.map_err(|error| Failure { stage: Stage::Load, error })?;
-        load_and_attach(shared, index, target, &Room::new(in_flight, store))
-    });
-    result.map_err(|failure| explain(failure, name, target, log))
+    let room = Room::new(in_flight, shared.store);
+    let (result, log) = messages::captured(|| load_and_attach(shared, index, target, &room));
+    result.map_err(|failure| explain(failure, name, target, shared.store, log))
 }
 
 /// How a span's in-flight calls are stored.
@@ -125,17 +120,22 @@ impl Room {
 }
 
 /// The table, if this kernel has compare-and-swap for it; found by trying, once for the process.
-fn choose_store() -> libbpf_rs::Result<Store> {
+pub(crate) fn choose_store() -> Result<Store, Error> {
     static CHOICE: OnceLock<Store> = OnceLock::new();
     if let Some(&store) = CHOICE.get() {
         return Ok(store);
     }
-    let mut object = MaybeUninit::uninit();
-    let open = skel::features::FeaturesSkelBuilder::default().open(&mut object)?;
-    let store = match open.load() {
-        Ok(_) => Store::Table,
+    let (loaded, _) = messages::captured(|| {
+        let mut object = MaybeUninit::uninit();
+        skel::features::FeaturesSkelBuilder::default().open(&mut object)?.load().map(drop)
+    });
+    let store = match loaded {
+        Ok(()) => Store::Table,
         Err(error) if errno(&error) == EINVAL => Store::HashMap,
-        Err(error) => return Err(error),
+        Err(error) => {
+            let refusal = refusal(errno(&error), Store::HashMap);
+            return Err(refusal.unwrap_or_else(|| system_error("loading a BPF program", &error)));
+        }
     };
     Ok(*CHOICE.get_or_init(|| store))
 }
@@ -199,7 +199,6 @@ fn load_and_attach(shared: &Shared, index: u32, target: &Target, room: &Room) ->
     let state = MapHandle::try_from(&skel.maps.bss).map_err(at(Stage::Load))?;
     Ok(AttachedSpan {
         links: Some(Links { _entry: entry_link, _exit: exit_link }),
-        store: room.store,
         last: Mutex::new(vec![0; state.value_size() as usize]),
         state,
         programs: Arc::clone(&shared.programs),
@@ -232,7 +231,7 @@ const CERTAIN_WORDS: u32 = 6;
 const LOG_LINES: usize = 20;
 
 /// Makes of the kernel's errno what it means for this function.
-fn explain(failure: Failure, name: &str, target: &Target, mut log: Vec<String>) -> Error {
+fn explain(failure: Failure, name: &str, target: &Target, store: Store, mut log: Vec<String>) -> Error {
     let errno = errno(&failure.error);
     let lacks_admin = target.module.is_some() && kernel::lacks(Capability::SysAdmin);
     let error: Error = match errno {
@@ -242,11 +241,12 @@ fn explain(failure: Failure, name: &str, target: &Target, mut log: Vec<String>) 
         }
         // A module's type information is a kernel object, and to open one takes CAP_SYS_ADMIN.
         EPERM | ESRCH if lacks_admin => Error::no_privilege(vec![Capability::SysAdmin]),
-        EPERM | ENOTSUPP => kernel::why_refused_with_all_capabilities()
-            .filter(|_| errno == EPERM)
+        EPERM | ENOTSUPP => refusal(errno, store)
             .unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into()),
         E2BIG if failure.stage == Stage::Attach => Error::not_traceable(name, NotTraceable::TooManyProbes),
-        ENOMEM | ENFILE | EMFILE => return system_error(&format!("attaching to `{name}`"), &failure.error),
+        ENOMEM | ENFILE | EMFILE => {
+            refusal(errno, store).unwrap_or_else(|| system_error(&format!("attaching to `{name}`"), &failure.error))
+        }
         _ => {
             let reason = kernel::why_not_attached(&target.function).unwrap_or_else(|| {
                 log.drain(..log.len().saturating_sub(LOG_LINES));
@@ -316,7 +316,7 @@ mod tests {
         };
         let failure = Failure { stage, error: libbpf_rs::Error::from_raw_os_error(errno) };
         let log = (0..30).map(|n| format!("line {n}")).collect();
-        let error = explain(failure, "f", &target, log);
+        let error = explain(failure, "f", &target, Store::Table, log);
         assert!(std::error::Error::source(&error).is_some(), "{error}");
         error.kind().clone()
     }

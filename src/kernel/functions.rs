@@ -6,12 +6,11 @@ use std::fs;
 use std::io;
 use std::path::Path;
 
-use super::Target;
 use super::btf::{Btf, Return, Signature};
 use super::symbols;
+use super::{BTF_DIR, Target, host};
 use crate::error::{Error, ErrorKind, NotTraceable};
 
-const BTF_DIR: &str = "/sys/kernel/btf";
 const VMLINUX: &str = "vmlinux";
 /// Words that a context can hold: MAX_BPF_FUNC_ARGS in the kernel's `include/linux/bpf.h`.
 const MOST_WORDS: u32 = 12;
@@ -65,28 +64,30 @@ impl Functions {
     /// Finds each of `names`, and fails on the first that can't be traced.
     ///
     /// The names are looked up together, since one pass over the types takes as long for one name as for fifty.
-    pub(crate) fn resolve(&self, names: &[&str]) -> Result<Vec<Target>, Error> {
+    /// `guarded`: this kernel keeps a program from running within itself.
+    pub(crate) fn resolve(&self, names: &[&str], guarded: bool) -> Result<Vec<Target>, Error> {
         let wanted: Vec<_> = names.iter().map(|name| Wanted::parse(name)).collect();
         for (name, wanted) in names.iter().zip(&wanted) {
-            if let Some(reason) = symbols::refused_by_name(wanted.function) {
+            if let Some(reason) = symbols::refused_by_name(wanted.function, guarded) {
                 return Err(Error::not_traceable(name, reason));
             }
         }
 
         let mut found: BTreeMap<usize, Vec<Found>> = BTreeMap::new();
-        search(&self.vmlinux, None, &wanted, &mut found);
-        let not_yet = |found: &BTreeMap<_, _>| (0..wanted.len()).any(|n| !found.contains_key(&n));
-        if not_yet(&found) {
+        let every: Vec<_> = wanted.iter().enumerate().collect();
+        search(&self.vmlinux, None, &every, &mut found);
+        let missing: Vec<_> = every.into_iter().filter(|(n, _)| !found.contains_key(n)).collect();
+        if !missing.is_empty() {
             for (module, data) in module_btfs() {
                 let Ok(btf) = Btf::parse(data, Some(&self.vmlinux)) else { continue };
-                search(&btf, Some(&module), &wanted, &mut found);
+                search(&btf, Some(&module), &missing, &mut found);
             }
         }
         names
             .iter()
             .enumerate()
             .map(|(n, name)| match found.remove(&n) {
-                Some(places) => target(name, &wanted[n], places),
+                Some(places) => target(name, &wanted[n], places).and_then(|target| only_copy(name, target)),
                 None => Err(self.not_found(name, &wanted[n])),
             })
             .collect()
@@ -129,10 +130,15 @@ fn module_btfs() -> impl Iterator<Item = (String, Vec<u8>)> {
 }
 
 /// Notes which of the wanted functions `btf` describes.
-fn search(btf: &Btf<'_>, module: Option<&str>, wanted: &[Wanted<'_>], found: &mut BTreeMap<usize, Vec<Found>>) {
+fn search(
+    btf: &Btf<'_>,
+    module: Option<&str>,
+    wanted: &[(usize, &Wanted<'_>)],
+    found: &mut BTreeMap<usize, Vec<Found>>,
+) {
     let mut here: BTreeMap<usize, Vec<Signature>> = BTreeMap::new();
     for (id, name) in btf.functions() {
-        for (n, wanted) in wanted.iter().enumerate() {
+        for &(n, wanted) in wanted {
             if name == wanted.function && wanted.may_be_in(module.unwrap_or(VMLINUX)) {
                 here.entry(n).or_default().extend(btf.signature(id));
             }
@@ -176,6 +182,22 @@ fn target(name: &str, wanted: &Wanted<'_>, places: Vec<Found>) -> Result<Target,
         skb_word: before_skb.map(|n| signature.params[..n].iter().map(|param| param.words).sum()),
         ret: signature.ret,
     })
+}
+
+/// Refuses a function that the kernel would confuse with another of the same name.
+///
+/// It finds a function's code by its name. For a module's function it has looked in that module only since Linux 6.4;
+/// nothing but its version tells.
+fn only_copy(name: &str, target: Target) -> Result<Target, Error> {
+    let copies = match target.module {
+        None => symbols::copies_in_kernel(&target.function),
+        Some(_) if host::kernel_version().is_none_or(|version| version >= (6, 4)) => 1,
+        Some(_) => symbols::copies_anywhere(&target.function),
+    };
+    if copies > 1 {
+        return Err(Error::not_traceable(name, NotTraceable::Indistinct { copies }));
+    }
+    Ok(target)
 }
 
 fn unreadable(path: &str, error: &super::btf::BtfError) -> Error {
@@ -237,12 +259,12 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return;
         };
-        let targets = functions.resolve(&["ip_rcv", "vmlinux:udp_sendmsg"]).unwrap();
+        let targets = functions.resolve(&["ip_rcv", "vmlinux:udp_sendmsg"], true).unwrap();
         assert_eq!((targets[0].arg_words, targets[0].skb_word), (4, Some(0)));
         assert_eq!(targets[0].ret, Return::Number { bytes: 4, signed: true });
         assert_eq!((targets[1].function.as_str(), targets[1].skb_word), ("udp_sendmsg", None));
 
-        let error = functions.resolve(&["ip_rcv", "ip_rvc"]).unwrap_err();
+        let error = functions.resolve(&["ip_rcv", "ip_rvc"], true).unwrap_err();
         match error.kind() {
             ErrorKind::UnknownFunction { function, near } => {
                 assert_eq!(function, "ip_rvc");
@@ -250,7 +272,7 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
-        let error = functions.resolve(&["no_such_module:ip_rcv"]).unwrap_err();
+        let error = functions.resolve(&["no_such_module:ip_rcv"], true).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::UnknownFunction { .. }), "{error}");
     }
 }

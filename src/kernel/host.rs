@@ -35,6 +35,16 @@ pub(crate) fn locked_memory_is_limited() -> bool {
     line.is_some_and(|line| line.split_whitespace().nth(3) != Some("unlimited"))
 }
 
+/// The kernel's version, major and minor. For the rare questions that nothing else answers.
+pub(super) fn kernel_version() -> Option<(u32, u32)> {
+    parse_version(&fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
+}
+
+fn parse_version(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 /// How far this kernel is locked down, where it says.
 pub(crate) fn lockdown() -> Option<Lockdown> {
     parse_lockdown(&fs::read_to_string("/sys/kernel/security/lockdown").ok()?)
@@ -63,6 +73,15 @@ mod tests {
         assert_eq!(parse_lockdown("none integrity [confidentiality]\n"), Some(Lockdown::Confidentiality));
         assert_eq!(parse_lockdown("none integrity\n"), None);
         assert_eq!(parse_lockdown("[new]"), None);
+    }
+
+    /// Distributions put what they like behind the two numbers.
+    #[test]
+    fn versions() {
+        assert_eq!(parse_version("6.12.118+deb13-cloud-amd64\n"), Some((6, 12)));
+        assert_eq!(parse_version("7.3.4"), Some((7, 3)));
+        assert_eq!(parse_version("5.10-rc1"), Some((5, 10)));
+        assert_eq!(parse_version("six"), None);
     }
 
     /// The initial user namespace has one map of everything; without /proc nothing is claimed.

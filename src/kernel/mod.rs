@@ -14,6 +14,9 @@ pub(crate) use symbols::why_not_attached;
 
 use crate::error::{Capability, Error, ErrorKind};
 
+/// Where the kernel shows its own type information, and its modules'.
+const BTF_DIR: &str = "/sys/kernel/btf";
+
 /// A function of this kernel, with all that attaching to it and reading its calls takes.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Target {

@@ -2,23 +2,33 @@
 //!
 //! These lists are long, and the kernel makes them up as they are read; so they are read only to explain a failure.
 
+use std::collections::HashMap;
 use std::fs::File;
 use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::sync::OnceLock;
 
+use super::BTF_DIR;
 use crate::error::NotTraceable;
+
+const KALLSYMS: &str = "/proc/kallsyms";
 
 /// Where tracefs is mounted: its own place, or the older one within debugfs.
 const FTRACE_LISTS: [&str; 2] =
     ["/sys/kernel/tracing/available_filter_functions", "/sys/kernel/debug/tracing/available_filter_functions"];
 
-/// Functions that never return: from the kernel's `tools/objtool/noreturns.h` those that can be reached at run time.
-/// Newer kernels refuse fexit on them; older ones accept it and lose a start for each call.
-const NEVER_RETURN: [&str; 15] = [
+/// Functions that never return: from the kernel's `tools/objtool/noreturns.h` those that can be reached at run time, under
+/// their names of all versions. Newer kernels refuse fexit on them; older ones accept it and lose a start for each call.
+const NEVER_RETURN: [&str; 19] = [
+    "__arm64_sys_exit",
+    "__arm64_sys_exit_group",
+    "__ia32_sys_exit",
+    "__ia32_sys_exit_group",
+    "__module_put_and_exit",
     "__module_put_and_kthread_exit",
     "__x64_sys_exit",
     "__x64_sys_exit_group",
-    "__arm64_sys_exit",
-    "__arm64_sys_exit_group",
+    "complete_and_exit",
     "cpu_startup_entry",
     "do_exit",
     "do_group_exit",
@@ -31,32 +41,84 @@ const NEVER_RETURN: [&str; 15] = [
     "vhost_task_fn",
 ];
 
-/// Beginnings of names of functions that the probe's programs run through, in the maps, the ring buffer and the
-/// trampoline. Kernels before 5.12 have no guard against the endless recursion that tracing them would be.
-const PROBE_PATH_PREFIXES: [&str; 10] = [
+/// Parts of the names of functions that take or release a spin lock. The ring buffer and the hash map hold one while
+/// they work, so a program that ran at the exit of such a function would wait for itself.
+const SPIN_LOCKS: [&str; 4] = ["_spin_lock", "_spin_unlock", "_spin_trylock", "spin_lock_slowpath"];
+
+/// Beginnings of the names of functions that the programs run through on kernels before 5.12: the hash map, the ring
+/// buffer, clocks, RCU, the trampoline. From 5.12 on the kernel keeps a program from running within itself; before, to
+/// trace one of these would be a recursion without end.
+const UNGUARDED_PATH: [&str; 33] = [
+    "___pcpu_freelist_",
     "__bpf_",
     "__htab_",
     "__pcpu_freelist_",
     "__rcu_",
-    "bpf_",
+    "acpi_pm_read",
+    "alloc_htab_elem",
+    "array_map_",
+    "bpf_get_",
+    "bpf_jit_",
+    "bpf_ktime_",
+    "bpf_map_",
+    "bpf_prog_",
+    "bpf_ringbuf_",
+    "bpf_trampoline_",
+    "copy_map_value",
+    "debug_smp_processor_id",
+    "free_htab_elem",
     "htab_",
+    "hv_clock",
+    "irq_work_",
+    "ktime_get_",
+    "kvm_clock_",
+    "lookup_elem_raw",
+    "lookup_nulls_elem_raw",
     "migrate_",
     "pcpu_freelist_",
+    "pvclock_",
     "rcu_",
-    "irq_work_",
+    "read_hpet",
+    "read_hv_",
+    "read_tsc",
+    "sched_clock",
 ];
-const PROBE_PATH_PARTS: [&str; 3] = ["_spin_lock", "_spin_unlock", "_spin_trylock"];
 
-/// What rules a function out before anything is looked up.
-pub(super) fn refused_by_name(function: &str) -> Option<NotTraceable> {
+/// What rules a function out before anything is looked up; `guarded`: this kernel keeps a program from running within
+/// itself.
+pub(super) fn refused_by_name(function: &str, guarded: bool) -> Option<NotTraceable> {
     if NEVER_RETURN.contains(&function) {
         return Some(NotTraceable::NeverReturns);
     }
-    let on_path = PROBE_PATH_PREFIXES.iter().any(|prefix| function.starts_with(prefix))
-        || PROBE_PATH_PARTS.iter().any(|part| function.contains(part))
-        || function == "queued_spin_lock_slowpath";
-    // The kernel's own test functions do nothing but be traced.
-    (on_path && !function.starts_with("bpf_fentry_test")).then_some(NotTraceable::ProbePath)
+    let locks = SPIN_LOCKS.iter().any(|part| function.contains(part));
+    let recurses = !guarded && UNGUARDED_PATH.iter().any(|prefix| function.starts_with(prefix));
+    (locks || recurses).then_some(NotTraceable::ProbePath)
+}
+
+/// How many functions of the kernel itself have this name. It attaches to one of them, and doesn't say which.
+pub(super) fn copies_in_kernel(function: &str) -> usize {
+    static DUPLICATES: OnceLock<HashMap<Box<str>, usize>> = OnceLock::new();
+    // The kernel's own symbols don't change, so they are read once for the process. Where they can't be read, nothing
+    // is known of copies.
+    let duplicates = DUPLICATES
+        .get_or_init(|| File::open(KALLSYMS).map(|file| duplicates(BufReader::new(file))).unwrap_or_default());
+    duplicates.get(function).copied().unwrap_or(1)
+}
+
+fn duplicates(kallsyms: impl BufRead) -> HashMap<Box<str>, usize> {
+    let mut counts: HashMap<Box<str>, usize> = HashMap::new();
+    for_each_function(kallsyms, |name, module| {
+        if module.is_none() {
+            *counts.entry(name.into()).or_default() += 1;
+        }
+    });
+    counts.retain(|_, count| *count > 1);
+    counts
+}
+
+/// How many functions of the kernel and its modules have this name.
+pub(super) fn copies_anywhere(function: &str) -> usize {
+    Symbols::of(function).map_or(1, |symbols| symbols.copies)
 }
 
 /// Why a function that the kernel may well have is in no BTF; `None`: it doesn't have it, or not in that module.
@@ -65,11 +127,12 @@ pub(super) fn why_not_in_btf(module: Option<&str>, function: &str) -> Option<Not
     if module.is_some_and(|module| module != symbols.module.as_deref().unwrap_or("vmlinux")) {
         return None;
     }
-    if !symbols.plain {
+    if symbols.copies == 0 {
         return symbols.optimised();
     }
     Some(match symbols.module {
-        Some(module) => NotTraceable::ModuleWithoutBtf { module },
+        Some(module) if !Path::new(BTF_DIR).join(&module).exists() => NotTraceable::ModuleWithoutBtf { module },
+        Some(_) => NotTraceable::Untyped,
         None if in_ftrace_list(function) == Some(false) => NotTraceable::Excluded,
         None => NotTraceable::Untyped,
     })
@@ -79,7 +142,7 @@ pub(super) fn why_not_in_btf(module: Option<&str>, function: &str) -> Option<Not
 pub(crate) fn why_not_attached(function: &str) -> Option<NotTraceable> {
     // Without kallsyms nothing is known; the kernel's own answer must do.
     let symbols = Symbols::of(function)?;
-    if !symbols.plain {
+    if symbols.copies == 0 {
         return Some(symbols.optimised().unwrap_or(NotTraceable::Inlined));
     }
     (in_ftrace_list(function) == Some(false)).then_some(NotTraceable::Excluded)
@@ -88,43 +151,53 @@ pub(crate) fn why_not_attached(function: &str) -> Option<NotTraceable> {
 /// What `/proc/kallsyms` knows of a name.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Symbols {
-    /// There is code of exactly this name.
-    plain: bool,
-    /// The module of that code.
+    /// How many functions have exactly this name.
+    copies: usize,
+    /// The module of the first of them.
     module: Option<String>,
     /// Names such as `function.isra.0`.
     variants: Vec<String>,
 }
 
 impl Symbols {
+    /// `None` if the symbols can't be read.
     fn of(function: &str) -> Option<Self> {
-        Some(Self::read(BufReader::new(File::open("/proc/kallsyms").ok()?), function))
+        Self::read(BufReader::new(File::open(KALLSYMS).ok()?), function)
     }
 
-    /// Lines are `ADDRESS TYPE NAME`, in modules followed by a tab and `[MODULE]`.
-    fn read(kallsyms: impl BufRead, function: &str) -> Self {
+    fn read(kallsyms: impl BufRead, function: &str) -> Option<Self> {
         let mut symbols = Self::default();
-        for line in kallsyms.split(b'\n').map_while(Result::ok) {
-            let Ok(line) = std::str::from_utf8(&line) else { continue };
-            let mut words = line.split_ascii_whitespace();
-            let (_, Some(kind), Some(name)) = (words.next(), words.next(), words.next()) else { continue };
-            let Some(suffix) = name.strip_prefix(function) else { continue };
-            if !matches!(kind, "t" | "T" | "w" | "W") {
-                continue;
-            }
+        let mut any = false;
+        for_each_function(kallsyms, |name, module| {
+            any = true;
+            let Some(suffix) = name.strip_prefix(function) else { return };
             if suffix.is_empty() {
-                symbols.plain = true;
-                let module = words.next().map(|module| module.trim_matches(['[', ']']).to_owned());
-                symbols.module = symbols.module.take().or(module);
+                if symbols.copies == 0 {
+                    symbols.module = module.map(str::to_owned);
+                }
+                symbols.copies += 1;
             } else if suffix.starts_with('.') {
                 symbols.variants.push(name.to_owned());
             }
-        }
-        symbols
+        });
+        // A file that lists no function at all has been masked, as in a container.
+        any.then_some(symbols)
     }
 
     fn optimised(self) -> Option<NotTraceable> {
         (!self.variants.is_empty()).then_some(NotTraceable::OptimisedVariant { symbols: self.variants })
+    }
+}
+
+/// Calls `each` with the name and the module of every function. Lines are `ADDRESS TYPE NAME`, in modules followed by a
+/// tab and `[MODULE]`.
+fn for_each_function(kallsyms: impl BufRead, mut each: impl FnMut(&str, Option<&str>)) {
+    for line in kallsyms.split(b'\n').map_while(Result::ok) {
+        let Ok(line) = std::str::from_utf8(&line) else { continue };
+        let mut words = line.split_ascii_whitespace().skip(1);
+        if let (Some("t" | "T" | "w" | "W"), Some(name)) = (words.next(), words.next()) {
+            each(name, words.next().map(|module| module.trim_matches(['[', ']'])));
+        }
     }
 }
 
@@ -146,36 +219,57 @@ mod tests {
 0000000000000000 t ip_rcv_finish.isra.0
 0000000000000000 t ip_rcv_finish.cold
 0000000000000000 d ip_rcv_data
+0000000000000000 t state_show
+0000000000000000 t state_show
 0000000000000000 t nf_hook_entry_head\t[nf_tables]
+0000000000000000 t state_show\t[bonding]
 ";
 
     fn symbols(function: &str) -> Symbols {
-        Symbols::read(KALLSYMS.as_bytes(), function)
+        Symbols::read(KALLSYMS.as_bytes(), function).unwrap()
     }
 
-    /// A name's code, its module and its optimised copies are told apart.
+    /// A name's code, its module, its copies and its optimised variants are told apart.
     #[test]
     fn reads_kallsyms() {
-        assert_eq!(symbols("ip_rcv"), Symbols { plain: true, ..Symbols::default() });
+        assert_eq!(symbols("ip_rcv"), Symbols { copies: 1, ..Symbols::default() });
         let variants = vec!["ip_rcv_finish.isra.0".to_owned(), "ip_rcv_finish.cold".to_owned()];
         assert_eq!(symbols("ip_rcv_finish"), Symbols { variants, ..Symbols::default() });
         let module = Some("nf_tables".to_owned());
-        assert_eq!(symbols("nf_hook_entry_head"), Symbols { plain: true, module, ..Symbols::default() });
+        assert_eq!(symbols("nf_hook_entry_head"), Symbols { copies: 1, module, ..Symbols::default() });
+        assert_eq!(symbols("state_show").copies, 3);
         assert_eq!(symbols("ip_rcv_data"), Symbols::default());
         assert_eq!(symbols("no_such"), Symbols::default());
+        assert_eq!(Symbols::read("".as_bytes(), "ip_rcv"), None, "a masked file knows nothing");
     }
 
-    /// What can't be traced whatever the kernel says, and what only looks like it.
+    /// Copies within the kernel are counted; one in a module isn't one of them.
+    #[test]
+    fn finds_duplicates() {
+        let duplicates = duplicates(KALLSYMS.as_bytes());
+        assert_eq!(duplicates.len(), 1);
+        assert_eq!(duplicates["state_show"], 2);
+    }
+
+    /// What can't be traced whatever the kernel says, what can't without its guard, and what only looks like it.
     #[test]
     fn refuses_by_name() {
-        for name in ["do_exit", "make_task_dead", "kthread_exit"] {
-            assert_eq!(refused_by_name(name), Some(NotTraceable::NeverReturns), "{name}");
+        for name in ["do_exit", "make_task_dead", "kthread_exit", "complete_and_exit"] {
+            assert_eq!(refused_by_name(name, true), Some(NotTraceable::NeverReturns), "{name}");
         }
-        for name in ["bpf_ringbuf_reserve", "htab_map_update_elem", "_raw_spin_lock", "migrate_disable"] {
-            assert_eq!(refused_by_name(name), Some(NotTraceable::ProbePath), "{name}");
+        for name in ["_raw_spin_lock", "native_queued_spin_lock_slowpath", "_raw_spin_unlock_irqrestore"] {
+            assert_eq!(refused_by_name(name, true), Some(NotTraceable::ProbePath), "{name}");
         }
-        for name in ["ip_rcv", "exit_mmap", "bpf_fentry_test1", "____sys_recvmsg", "___pskb_trim"] {
-            assert_eq!(refused_by_name(name), None, "{name}");
+        // Each of these has brought a 5.10 kernel down.
+        let recursive = ["___pcpu_freelist_pop", "free_htab_elem", "lookup_elem_raw", "bpf_ringbuf_reserve"];
+        for name in recursive.iter().chain(&["array_map_lookup_elem", "ktime_get_mono_fast_ns", "migrate_disable"]) {
+            assert_eq!(refused_by_name(name, false), Some(NotTraceable::ProbePath), "{name}");
+            assert_eq!(refused_by_name(name, true), None, "{name}");
+        }
+        let harmless =
+            ["ip_rcv", "exit_mmap", "bpf_fentry_test1", "____sys_recvmsg", "___pskb_trim", "bpf_skb_load_bytes"];
+        for name in harmless {
+            assert_eq!(refused_by_name(name, false), None, "{name}");
         }
     }
 }
