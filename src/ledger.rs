@@ -6,8 +6,8 @@ use crate::event::SpanName;
 
 /// What became of every call of every span of a probe.
 ///
-/// Nothing is lost without a number saying so. At rest (no traced call is running; after
-/// [`stop`](crate::LatencyProbe::stop) that is always so) these sums hold for each span:
+/// Nothing is lost without a number saying so. At rest, when no traced call begins or ends, and so after
+/// [`stop`](crate::LatencyProbe::stop), these sums hold for each span:
 ///
 /// - calls of the function = `started` + `missed`
 /// - `started` = `completed` + `untracked` + `overwritten` + `mismatched` + `open`
@@ -50,7 +50,9 @@ pub struct SpanLedger {
     pub overwritten: u64,
     /// Started calls that met an exit which was another call's, or may have been: no latency was made of the two.
     ///
-    /// It takes a call whose exit the kernel kept from the probe, and then one whose entry it did (see `missed`).
+    /// It takes a call whose exit was lost, and then one whose entry was (see `missed`). Where entries are missed, every
+    /// call is in doubt that lasted while one was, and whose task was switched out in it. **Long calls are more often
+    /// in doubt than short ones**: where this number isn't small, the longest latencies are underrepresented.
     pub mismatched: u64,
     /// Started calls whose exit hasn't been seen: running ones, and those whose exit was skipped by the kernel.
     pub open: u64,
@@ -79,7 +81,7 @@ impl SpanLedger {
     }
 
     /// The counters and their names, in the order in which they explain each other.
-    pub fn counters(&self) -> [(&'static str, u64); 12] {
+    pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
             ("started", self.started),
             ("completed", self.completed),
@@ -94,6 +96,7 @@ impl SpanLedger {
             ("missed", self.missed),
             ("missed_exits", self.missed_exits),
         ]
+        .into_iter()
     }
 }
 
@@ -101,7 +104,7 @@ impl SpanLedger {
 impl fmt::Display for SpanLedger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.span)?;
-        for (n, (name, count)) in self.counters().into_iter().enumerate() {
+        for (n, (name, count)) in self.counters().enumerate() {
             if n < 3 || count > 0 {
                 write!(f, " {name} {count}")?;
             }

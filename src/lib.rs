@@ -37,7 +37,7 @@
 //! | kernel | Linux 5.10 or later, with BTF (`CONFIG_DEBUG_INFO_BTF=y`, as distributions have it) |
 //! | architecture | one with BPF trampolines. Tested on x86-64; arm64 has them from Linux 6.4 on |
 //! | privileges | `CAP_BPF` and `CAP_PERFMON`, or root; for functions of modules `CAP_SYS_ADMIN` |
-//! | on 5.10 | no functions of modules, and `CAP_SYS_RESOURCE` or an unlimited `RLIMIT_MEMLOCK` |
+//! | on 5.10 | no functions of modules; `CAP_SYS_RESOURCE`, or an `RLIMIT_MEMLOCK` of 8 MiB or more |
 //! | to build | clang 14 or later, the headers of libelf and zlib, `pkg-config` |
 //!
 //! # From event to program

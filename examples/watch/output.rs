@@ -55,7 +55,7 @@ impl Output {
                 .spans
                 .iter()
                 .map(|account| {
-                    let counters = account.counters().into_iter().map(|(name, count)| (name.to_owned(), json!(count)));
+                    let counters = account.counters().map(|(name, count)| (name.to_owned(), json!(count)));
                     (account.span.to_string(), Value::Object(counters.collect()))
                 })
                 .collect();

@@ -38,8 +38,8 @@ thread_local! {
 /// Has what libbpf says, while this crate uses it, passed to `hook`; `None`, the default, has it said to nobody.
 ///
 /// For the whole process, from the next [`attach`](crate::LatencyProbeBuilder::attach) on. The hook is called on the
-/// thread that attaches, with everything down to [`LibbpfLevel::Debug`]. A program's own libbpf print callback is left
-/// as it is. What matters for a failure is in the [`Error`](crate::Error) anyway.
+/// thread that attaches, with everything down to [`LibbpfLevel::Debug`]; it must not attach a probe itself. A program's
+/// own libbpf print callback is left as it is. What matters for a failure is in the [`Error`](crate::Error) anyway.
 ///
 /// ```
 /// dwell::set_libbpf_log(Some(|level, message| eprint!("libbpf {level:?}: {message}")));
@@ -59,10 +59,19 @@ pub(super) fn captured<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     let level = if hook.is_some() { PrintLevel::Debug } else { PrintLevel::Info };
     // Noted before ours is in force, so that no message of another thread is lost between.
     *lock(&PREVIOUS) = libbpf_rs::get_print();
-    let previous = set_print(Some((level, receive)));
+    let previous = Restore(set_print(Some((level, receive))));
     let result = work();
-    set_print(previous);
+    drop(previous);
     (result, CAPTURED.take().unwrap_or_default())
+}
+
+/// Puts the print callback back, whatever happens.
+struct Restore(Option<(PrintLevel, PrintCallback)>);
+
+impl Drop for Restore {
+    fn drop(&mut self) {
+        set_print(self.0);
+    }
 }
 
 fn receive(level: PrintLevel, message: String) {

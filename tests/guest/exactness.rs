@@ -202,9 +202,9 @@ fn sleeping_and_migrating() {
     let (events, ledger) = finish(probe);
     let account = only(&ledger);
     assert_eq!(account.started + account.missed, (THREADS * ROUNDS) as u64, "{account}");
-    // Where tasks are preempted at any point, a few may be missed.
-    assert!(events.len() > THREADS * ROUNDS * 9 / 10, "{account}");
+    // Where tasks are preempted at any point, some may be missed, and others be in doubt for that; else none.
     assert!(account.missed > 0 || account.missed_exits > 0 || account.is_lossless(), "{account}");
+    assert!(account.missed > 0 || account.mismatched == 0, "{account}");
     for event in &events {
         let wait = waits[&event.tid];
         assert_eq!(event.ret, Some(-11), "EAGAIN");
@@ -234,6 +234,31 @@ fn killed_inside_the_call() {
     assert!(events.iter().all(|event| event.ret == Some(0)), "{events:?}");
 }
 
+/// Has the kernel preempt tasks at any point, where it lets itself be switched to that, as long as this lives: it is
+/// where most programs are skipped.
+struct FullPreemption(Option<String>);
+
+impl FullPreemption {
+    const MODES: &str = "/sys/kernel/debug/sched/preempt";
+
+    fn begin() -> Self {
+        let modes = std::fs::read_to_string(Self::MODES).ok();
+        let default = modes.and_then(|modes| Some(modes.split_once('(')?.1.split_once(')')?.0.to_owned()));
+        if default.is_some() {
+            std::fs::write(Self::MODES, "full").expect("it lists the mode");
+        }
+        Self(default)
+    }
+}
+
+impl Drop for FullPreemption {
+    fn drop(&mut self) {
+        if let Some(default) = &self.0 {
+            std::fs::write(Self::MODES, default).expect("it was in force");
+        }
+    }
+}
+
 /// More busy threads than CPUs, in a function that can be preempted. Each call is recognised by its return value, and
 /// its thread knows when it was made: a latency of any other call would stand out.
 #[test]
@@ -241,13 +266,7 @@ fn killed_inside_the_call() {
 fn preempted_calls_keep_their_own_latency() {
     const THREADS: usize = 16;
     const CALLS: usize = 2_000;
-    // Kernels that can be switched to preempting tasks at any point are: that is where most is skipped.
-    let dynamic = "/sys/kernel/debug/sched/preempt";
-    let choices = std::fs::read_to_string(dynamic).ok();
-    let default = choices.as_deref().and_then(|modes| Some(modes.split_once('(')?.1.split_once(')')?.0.to_owned()));
-    if default.is_some() {
-        run(&format!("echo full > {dynamic}"));
-    }
+    let _preempted = FullPreemption::begin();
     let probe = LatencyProbe::builder().function("udp_sendmsg").channel_capacity(2 * THREADS * CALLS).attach().unwrap();
     let made = AtomicU64::new(0);
     let windows: HashMap<(u32, i64), (u64, u64)> = thread::scope(|scope| {
@@ -272,9 +291,6 @@ fn preempted_calls_keep_their_own_latency() {
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     let (events, ledger) = finish(probe);
-    if let Some(default) = default {
-        run(&format!("echo {default} > {dynamic}"));
-    }
     let account = only(&ledger);
     println!("{account}");
     assert_eq!(made.load(Ordering::Relaxed), (THREADS * CALLS) as u64);
@@ -284,5 +300,59 @@ fn preempted_calls_keep_their_own_latency() {
         let (before, after) = windows[&(event.tid, event.ret.unwrap())];
         let (start, end) = (event.start.as_nanos(), event.end().as_nanos());
         assert!(before <= start && end <= after, "{event}: {start}..{end} is not within {before}..{after}; {account}");
+    }
+}
+
+/// A softirq that runs the function on top of a task that runs it as well, on one CPU: it may interrupt the programs
+/// themselves, so that the kernel skips them, without any task being switched out.
+///
+/// The function never nests in itself but by one interrupt, so a span that encloses many calls is another call's.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn interrupted_programs_make_no_latency() {
+    use std::os::unix::net::UnixDatagram;
+    const TIME: Duration = Duration::from_secs(8);
+    run("echo 1 > /sys/class/net/lo/queues/rx-0/rps_cpus");
+    let probe = LatencyProbe::builder().function("sock_def_readable").channel_capacity(1 << 20).attach().unwrap();
+    run(&format!("for t in /proc/{}/task/*; do taskset -p 2 ${{t##*/}}; done", std::process::id()));
+    let done = AtomicBool::new(false);
+    thread::scope(|scope| {
+        // From CPU 1, datagrams that are received in a softirq on CPU 0.
+        scope.spawn(|| {
+            let socket = udp_to_itself();
+            socket.set_nonblocking(true).unwrap();
+            while !done.load(Ordering::Relaxed) {
+                let _ = socket.send(b"x");
+                thread::sleep(Duration::from_micros(100));
+                while socket.recv(&mut [0; 8]).is_ok() {}
+            }
+        });
+        // On CPU 0, the function in process context.
+        scope.spawn(|| {
+            run(&format!("taskset -p 1 {}", gettid()));
+            let (a, b) = UnixDatagram::pair().unwrap();
+            let end = std::time::Instant::now() + TIME;
+            while std::time::Instant::now() < end {
+                for _ in 0..50 {
+                    a.send(b"x").unwrap();
+                    b.recv(&mut [0; 8]).unwrap();
+                }
+            }
+            done.store(true, Ordering::Relaxed);
+        });
+    });
+    let (mut events, ledger) = finish(probe);
+    run(&format!(
+        "echo 0 > /sys/class/net/lo/queues/rx-0/rps_cpus; for t in /proc/{}/task/*; do taskset -p 3 ${{t##*/}}; done",
+        std::process::id()
+    ));
+    println!("{ledger}");
+    events.retain(|event| event.cpu_start == 0 && event.cpu_end == 0);
+    events.sort_by_key(|event| event.start);
+    assert!(events.len() > 1_000, "{ledger}");
+    for (n, event) in events.iter().enumerate() {
+        let within = events[n + 1..].iter().take_while(|other| other.start < event.end());
+        let enclosed = within.filter(|other| other.end() <= event.end()).count();
+        assert!(enclosed <= 4, "{event} encloses {enclosed} whole calls; {ledger}");
     }
 }

@@ -100,7 +100,7 @@ fn full_ring() {
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn full_table() {
     const THREADS: u64 = 200;
-    for (in_flight, least, most) in [(64, 40, 64), (400, 200, 200)] {
+    for (in_flight, least, most) in [(1, 1, 5), (8, 5, 8), (64, 40, 64), (400, 200, 200)] {
         let probe = LatencyProbe::builder().function("udp_recvmsg").in_flight(in_flight).attach().unwrap();
         let sockets: Vec<_> = (0..THREADS).map(|_| udp_to_itself()).collect();
         std::thread::scope(|scope| {
