@@ -43,11 +43,7 @@ fn main() {
         let built = SkeletonBuilder::new()
             .source(format!("src/bpf/{object}.bpf.c"))
             .clang(&clang)
-            .clang_args([
-                // v3 has the atomic and the 32-bit instructions; Linux 5.10 knows
-                // all of it but compare-and-swap, which has programs of its own.
-                "-mcpu=v3", "-Wall", "-Wextra", "-Werror",
-            ])
+            .clang_args(&arguments)
             .build_and_generate(out.join(format!("{object}.skel.rs")));
         if let Err(error) = built {
             fail(&format!("cannot build src/bpf/{object}.bpf.c: {error:#}"));

@@ -9,7 +9,7 @@ use crate::driver::{self, Reader, Shared};
 use crate::error::Error;
 use crate::event::SpanName;
 use crate::kernel::{self, Functions, Target};
-use crate::pairing::{Pairing, Store};
+use crate::pairing::Pairing;
 use crate::probe::{LatencyProbe, SpanInfo};
 
 /// Describes a probe; [`attach`](Self::attach) starts it.
@@ -49,8 +49,8 @@ impl LatencyProbeBuilder {
 
     /// Measures each call of a kernel function, from entry to exit. Can be repeated.
     ///
-    /// `name` is a function of the kernel or of a loaded module, such as `ip_rcv`; `MODULE:FUNCTION` where several
-    /// have the name, with `vmlinux` for the kernel itself. The span gets this name.
+    /// `name` is a function of the kernel, such as `ip_rcv`, or else of a loaded module. `MODULE:FUNCTION` says which
+    /// module, where several have the name or the kernel has it as well. The span gets this name.
     ///
     /// # Errors
     ///
@@ -118,11 +118,10 @@ impl LatencyProbeBuilder {
         })?;
         kernel::check_privileges()?;
         let names: Vec<_> = functions.iter().map(String::as_str).collect();
-        let store = driver::choose_store()?;
-        // The kernels that have what the table needs are those that keep programs from recursion, too.
-        let targets = Functions::open()?.resolve(&names, store == Store::Table)?;
+        let targets = Functions::open()?.resolve(&names)?;
         check_distinct(&names, &targets)?;
 
+        let store = driver::choose_store()?;
         let shared = Shared::create(ring_bytes, store)?;
         let (sender, events) = bounded(channel_capacity);
         let spans: Vec<_> =

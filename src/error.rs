@@ -138,8 +138,8 @@ pub enum NotTraceable {
     /// It never returns, so it has no latency, and each call would leave a started span behind.
     #[error("it never returns")]
     NeverReturns,
-    /// The probe's own programs run through it.
-    #[error("the probe's own programs run through it")]
+    /// It is part of what the probe's own programs use: spin locks, clocks, RCU, BPF maps.
+    #[error("it is part of what the probe's own programs use")]
     ProbePath,
     /// Several functions of this kernel have this name.
     #[error("{} functions have this name ({}): say which, as MODULE:FUNCTION", .modules.len(), .modules.join(", "))]

@@ -50,6 +50,8 @@ pub struct SpanLedger {
     pub overwritten: u64,
     /// Started calls that met an exit which was another call's, or may have been: no latency was made of the two.
     ///
+    /// (Or, hardly ever, the kernel's clock went backwards in between.)
+    ///
     /// It takes a call whose exit was lost, and then one whose entry was (see `missed`). Where entries are missed, every
     /// call is in doubt that lasted while one was, and whose task was switched out in it. **Long calls are more often
     /// in doubt than short ones**: where this number isn't small, the longest latencies are underrepresented.

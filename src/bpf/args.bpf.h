@@ -50,6 +50,8 @@ static __always_inline __u32 low_half(__u64 pointer)
 {
 	__u32 low;
 
+	/* Else a load of the pointer might be narrowed, which it refuses as well. */
+	asm volatile("" : "+r"(pointer));
 	asm volatile("%0 = %1" : "=w"(low) : "w"((__u32)pointer));
 	return low;
 }

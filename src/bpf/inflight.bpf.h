@@ -41,8 +41,8 @@ struct run {
 	const __u64 *ctx;
 	/* NULL: this kernel has no bpf_get_current_task_btf() (before 5.11). */
 	const struct task_struct *task;
-	/* The lower half of its address, on any kernel. */
-	__u32 task_id;
+	/* User space's tid; 0 on every CPU's idle task. */
+	__u32 tid;
 	__u64 key;
 	struct dwell_counters *counters;
 	__u32 cpu;
@@ -67,7 +67,7 @@ static __always_inline struct run run_of(const __u64 *ctx, const struct task_str
 	return (struct run){
 		.ctx = ctx,
 		.task = task,
-		.task_id = low_half(task ? (__u64)task : bpf_get_current_task()),
+		.tid = task ? (__u32)task->pid : (__u32)bpf_get_current_pid_tgid(),
 		.key = frame_key(ctx),
 		.counters = &state.counters[cpu % DWELL_COUNTER_SETS],
 		.cpu = cpu,
@@ -92,7 +92,7 @@ static __always_inline void count(__u64 *counter)
 
 /*
  * A value that is the same at both ends of a call, and mostly another in
- * another call: which task, and what it works on. Where an exit and then a
+ * another call: which thread, and what it works on. Where an exit and then a
  * start were skipped by the kernel's recursion guard, the stale start is
  * recognised by it. Mostly: a thread may well call the function with the same
  * argument again, see is_certain().
@@ -103,7 +103,7 @@ static __always_inline __u64 fingerprint(const struct run *run)
 
 	if (fingerprint_word < arg_words)
 		argument = low_half(ctx_word(run->ctx, fingerprint_word));
-	return (__u64)run->task_id << 32 | argument;
+	return (__u64)run->tid << 32 | argument;
 }
 
 /* The set a key belongs to, by Fibonacci hashing: frames differ in few bits. */
@@ -140,11 +140,13 @@ static __always_inline struct dwell_slot *claim(struct dwell_slot *set, __u64 ke
 
 /*
  * Everything read from the slot must have been read before another CPU can
- * claim it. x86 keeps that order by itself; elsewhere the exchange does.
+ * claim it. x86 keeps the order that the compiler left; elsewhere the exchange
+ * does.
  */
 static __always_inline void release(struct dwell_slot *slot)
 {
 #ifdef __TARGET_ARCH_x86
+	asm volatile("" : : : "memory");
 	*(volatile __u64 *)&slot->key = 0;
 #else
 	(void)__sync_lock_test_and_set(&slot->key, 0);

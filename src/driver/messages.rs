@@ -38,7 +38,7 @@ thread_local! {
 /// Has what libbpf says, while this crate uses it, passed to `hook`; `None`, the default, has it said to nobody.
 ///
 /// For the whole process, from the next [`attach`](crate::LatencyProbeBuilder::attach) on. The hook is called on the
-/// thread that attaches, with everything down to [`LibbpfLevel::Debug`]; it must not attach a probe itself. A program's
+/// thread that attaches, or that reads for it, with everything down to [`LibbpfLevel::Debug`]; it must not attach a probe itself. A program's
 /// own libbpf print callback is left as it is. What matters for a failure is in the [`Error`](crate::Error) anyway.
 ///
 /// ```

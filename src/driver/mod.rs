@@ -46,7 +46,7 @@ impl Shared {
         });
         shared.map_err(|error: libbpf_rs::Error| {
             let action = error.to_string();
-            refusal(errno(&error), store).unwrap_or_else(|| system_error(&action, &error))
+            refusal(errno(&error)).unwrap_or_else(|| system_error(&action, &error))
         })
     }
 }
@@ -60,15 +60,13 @@ fn create_map(ty: MapType, name: &str, key: u32, value: u32, entries: u32) -> li
 }
 
 /// What it means that the kernel refuses a process that has the capabilities it was checked for; `None`: that it does.
-fn refusal(errno: i32, store: Store) -> Option<Error> {
-    if ![EPERM, ENOMEM].contains(&errno) {
-        return None;
-    }
-    // Where compare-and-swap is missing, maps and programs still count as locked memory.
-    if store == Store::HashMap && kernel::locked_memory_is_limited() && kernel::lacks(Capability::SysResource) {
-        return Some(Error::no_privilege(vec![Capability::SysResource]));
-    }
-    (errno == EPERM).then(kernel::why_refused_with_all_capabilities).flatten()
+fn refusal(errno: i32) -> Option<Error> {
+    let namespace = (errno == EPERM).then(kernel::why_refused_with_all_capabilities).flatten();
+    let locked_memory = || {
+        let limited = [EPERM, ENOMEM].contains(&errno) && kernel::locked_memory_is_limited();
+        (limited && kernel::lacks(Capability::SysResource)).then(|| Error::no_privilege(vec![Capability::SysResource]))
+    };
+    namespace.or_else(locked_memory)
 }
 
 pub(crate) const EPERM: i32 = 1;

@@ -63,12 +63,13 @@ impl Programs {
     }
 }
 
-/// Dropped in this order: while only the exit is attached, a lone exit is counted and harmless, whereas a lone entry
-/// would leave starts behind.
+/// Attached exit first, so that from the first entry on every call has an exit. Dropped exit first as well: detaching
+/// makes the kernel cut calls in flight off from their exits, and an exit program that outlived the entry program would
+/// take the starts that they leave behind for those of later calls, whose entries nobody sees or counts.
 #[derive(Debug)]
 struct Links {
-    _entry: Link,
     _exit: Link,
+    _entry: Link,
 }
 
 /// What the kernel has counted of a span.
@@ -91,7 +92,7 @@ pub(crate) fn attach(
 ) -> Result<AttachedSpan, Error> {
     let room = Room::new(in_flight, shared.store);
     let (result, log) = messages::captured(|| load_and_attach(shared, index, target, &room));
-    result.map_err(|failure| explain(failure, name, target, shared.store, log))
+    result.map_err(|failure| explain(failure, name, target, log))
 }
 
 /// How a span's in-flight calls are stored.
@@ -133,8 +134,7 @@ pub(crate) fn choose_store() -> Result<Store, Error> {
         Ok(()) => Store::Table,
         Err(error) if errno(&error) == EINVAL => Store::HashMap,
         Err(error) => {
-            let refusal = refusal(errno(&error), Store::HashMap);
-            return Err(refusal.unwrap_or_else(|| system_error("loading a BPF program", &error)));
+            return Err(refusal(errno(&error)).unwrap_or_else(|| system_error("loading a BPF program", &error)));
         }
     };
     Ok(*CHOICE.get_or_init(|| store))
@@ -198,7 +198,7 @@ fn load_and_attach(shared: &Shared, index: u32, target: &Target, room: &Room) ->
     let entry_link = entry.attach_trace().map_err(at(Stage::Attach))?;
     let state = MapHandle::try_from(&skel.maps.bss).map_err(at(Stage::Load))?;
     Ok(AttachedSpan {
-        links: Some(Links { _entry: entry_link, _exit: exit_link }),
+        links: Some(Links { _exit: exit_link, _entry: entry_link }),
         last: Mutex::new(vec![0; state.value_size() as usize]),
         state,
         programs: Arc::clone(&shared.programs),
@@ -231,7 +231,7 @@ const CERTAIN_WORDS: u32 = 6;
 const LOG_LINES: usize = 20;
 
 /// Makes of the kernel's errno what it means for this function.
-fn explain(failure: Failure, name: &str, target: &Target, store: Store, mut log: Vec<String>) -> Error {
+fn explain(failure: Failure, name: &str, target: &Target, mut log: Vec<String>) -> Error {
     let errno = errno(&failure.error);
     let lacks_admin = target.module.is_some() && kernel::lacks(Capability::SysAdmin);
     let error: Error = match errno {
@@ -241,11 +241,12 @@ fn explain(failure: Failure, name: &str, target: &Target, store: Store, mut log:
         }
         // A module's type information is a kernel object, and to open one takes CAP_SYS_ADMIN.
         EPERM | ESRCH if lacks_admin => Error::no_privilege(vec![Capability::SysAdmin]),
-        EPERM | ENOTSUPP => refusal(errno, store)
-            .unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into()),
+        EPERM | ENOTSUPP => {
+            refusal(errno).unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into())
+        }
         E2BIG if failure.stage == Stage::Attach => Error::not_traceable(name, NotTraceable::TooManyProbes),
         ENOMEM | ENFILE | EMFILE => {
-            refusal(errno, store).unwrap_or_else(|| system_error(&format!("attaching to `{name}`"), &failure.error))
+            refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{name}`"), &failure.error))
         }
         _ => {
             let reason = kernel::why_not_attached(&target.function).unwrap_or_else(|| {
@@ -316,7 +317,7 @@ mod tests {
         };
         let failure = Failure { stage, error: libbpf_rs::Error::from_raw_os_error(errno) };
         let log = (0..30).map(|n| format!("line {n}")).collect();
-        let error = explain(failure, "f", &target, Store::Table, log);
+        let error = explain(failure, "f", &target, log);
         assert!(std::error::Error::source(&error).is_some(), "{error}");
         error.kind().clone()
     }

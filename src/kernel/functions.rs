@@ -64,11 +64,10 @@ impl Functions {
     /// Finds each of `names`, and fails on the first that can't be traced.
     ///
     /// The names are looked up together, since one pass over the types takes as long for one name as for fifty.
-    /// `guarded`: this kernel keeps a program from running within itself.
-    pub(crate) fn resolve(&self, names: &[&str], guarded: bool) -> Result<Vec<Target>, Error> {
+    pub(crate) fn resolve(&self, names: &[&str]) -> Result<Vec<Target>, Error> {
         let wanted: Vec<_> = names.iter().map(|name| Wanted::parse(name)).collect();
         for (name, wanted) in names.iter().zip(&wanted) {
-            if let Some(reason) = symbols::refused_by_name(wanted.function, guarded) {
+            if let Some(reason) = symbols::refused_by_name(wanted.function) {
                 return Err(Error::not_traceable(name, reason));
             }
         }
@@ -161,7 +160,13 @@ fn target(name: &str, wanted: &Wanted<'_>, places: Vec<Found>) -> Result<Target,
         names.collect()
     };
     let [(module, signature)] = functions.as_slice() else {
-        return reject(NotTraceable::Ambiguous { modules: modules() });
+        let one_place = functions.windows(2).all(|pair| pair[0].0 == pair[1].0);
+        let copies = functions.len();
+        return reject(if one_place {
+            NotTraceable::Indistinct { copies }
+        } else {
+            NotTraceable::Ambiguous { modules: modules() }
+        });
     };
 
     if signature.variadic {
@@ -189,10 +194,13 @@ fn target(name: &str, wanted: &Wanted<'_>, places: Vec<Found>) -> Result<Target,
 /// It finds a function's code by its name. For a module's function it has looked in that module only since Linux 6.4;
 /// nothing but its version tells.
 fn only_copy(name: &str, target: Target) -> Result<Target, Error> {
-    let copies = match target.module {
+    let copies = match &target.module {
         None => symbols::copies_in_kernel(&target.function),
-        Some(_) if host::kernel_version().is_none_or(|version| version >= (6, 4)) => 1,
-        Some(_) => symbols::copies_anywhere(&target.function),
+        Some(module) => {
+            let (here, anywhere) = symbols::copies_of_module_function(module, &target.function);
+            let looks_in_module = host::kernel_version().is_none_or(|version| version >= (6, 4));
+            if looks_in_module { here } else { anywhere }
+        }
     };
     if copies > 1 {
         return Err(Error::not_traceable(name, NotTraceable::Indistinct { copies }));
@@ -247,6 +255,8 @@ mod tests {
         assert_eq!(reason(vec![found(None, signature(&[], Return::Other))]), NotTraceable::ReturnsAggregate);
         let wide = signature(&[1; 13], Return::Void);
         assert_eq!(reason(vec![found(None, wide)]), NotTraceable::TooManyArguments { words: 13 });
+        let copies = vec![found(None, plain()), found(None, plain())];
+        assert_eq!(reason(copies), NotTraceable::Indistinct { copies: 2 });
         let twice = vec![found(None, plain()), found(Some("nf_nat"), plain())];
         let modules = vec!["vmlinux".to_owned(), "nf_nat".to_owned()];
         assert_eq!(reason(twice), NotTraceable::Ambiguous { modules });
@@ -259,12 +269,12 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return;
         };
-        let targets = functions.resolve(&["ip_rcv", "vmlinux:udp_sendmsg"], true).unwrap();
+        let targets = functions.resolve(&["ip_rcv", "vmlinux:udp_sendmsg"]).unwrap();
         assert_eq!((targets[0].arg_words, targets[0].skb_word), (4, Some(0)));
         assert_eq!(targets[0].ret, Return::Number { bytes: 4, signed: true });
         assert_eq!((targets[1].function.as_str(), targets[1].skb_word), ("udp_sendmsg", None));
 
-        let error = functions.resolve(&["ip_rcv", "ip_rvc"], true).unwrap_err();
+        let error = functions.resolve(&["ip_rcv", "ip_rvc"]).unwrap_err();
         match error.kind() {
             ErrorKind::UnknownFunction { function, near } => {
                 assert_eq!(function, "ip_rvc");
@@ -272,7 +282,7 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
-        let error = functions.resolve(&["no_such_module:ip_rcv"], true).unwrap_err();
+        let error = functions.resolve(&["no_such_module:ip_rcv"]).unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::UnknownFunction { .. }), "{error}");
     }
 }

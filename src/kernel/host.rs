@@ -28,11 +28,13 @@ fn is_partial_map(uid_map: &str) -> bool {
     !uid_map.is_empty() && all != [words.next(), words.next(), words.next(), words.next()]
 }
 
-/// Whether `RLIMIT_MEMLOCK` bounds this process; kernels before 5.11 count maps against it.
+/// Whether what this process may have of maps and programs is bounded by `RLIMIT_MEMLOCK`. That is so before Linux 5.11,
+/// and nothing but the version tells.
 pub(crate) fn locked_memory_is_limited() -> bool {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
     let line = limits.lines().find(|line| line.starts_with("Max locked memory"));
-    line.is_some_and(|line| line.split_whitespace().nth(3) != Some("unlimited"))
+    let limited = line.is_some_and(|line| line.split_whitespace().nth(3) != Some("unlimited"));
+    limited && kernel_version().is_some_and(|version| version < (5, 11))
 }
 
 /// The kernel's version, major and minor. For the rare questions that nothing else answers.

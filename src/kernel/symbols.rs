@@ -45,10 +45,10 @@ const NEVER_RETURN: [&str; 19] = [
 /// they work, so a program that ran at the exit of such a function would wait for itself.
 const SPIN_LOCKS: [&str; 4] = ["_spin_lock", "_spin_unlock", "_spin_trylock", "spin_lock_slowpath"];
 
-/// Beginnings of the names of functions that the programs run through on kernels before 5.12: the hash map, the ring
-/// buffer, clocks, RCU, the trampoline. From 5.12 on the kernel keeps a program from running within itself; before, to
-/// trace one of these would be a recursion without end.
-const UNGUARDED_PATH: [&str; 33] = [
+/// Beginnings of the names of functions that the programs use: the hash map, the ring buffer, clocks, RCU, the
+/// trampoline. Before 5.12, where nothing keeps a program from running within itself, to trace one would be a recursion
+/// without end; from then on their calls by the programs are skipped, and skipping makes doubt.
+const PROBE_PATH: [&str; 31] = [
     "___pcpu_freelist_",
     "__bpf_",
     "__htab_",
@@ -58,10 +58,8 @@ const UNGUARDED_PATH: [&str; 33] = [
     "alloc_htab_elem",
     "array_map_",
     "bpf_get_",
-    "bpf_jit_",
     "bpf_ktime_",
     "bpf_map_",
-    "bpf_prog_",
     "bpf_ringbuf_",
     "bpf_trampoline_",
     "copy_map_value",
@@ -84,15 +82,14 @@ const UNGUARDED_PATH: [&str; 33] = [
     "sched_clock",
 ];
 
-/// What rules a function out before anything is looked up; `guarded`: this kernel keeps a program from running within
-/// itself.
-pub(super) fn refused_by_name(function: &str, guarded: bool) -> Option<NotTraceable> {
+/// What rules a function out before anything is looked up.
+pub(super) fn refused_by_name(function: &str) -> Option<NotTraceable> {
     if NEVER_RETURN.contains(&function) {
         return Some(NotTraceable::NeverReturns);
     }
-    let locks = SPIN_LOCKS.iter().any(|part| function.contains(part));
-    let recurses = !guarded && UNGUARDED_PATH.iter().any(|prefix| function.starts_with(prefix));
-    (locks || recurses).then_some(NotTraceable::ProbePath)
+    let on_path = SPIN_LOCKS.iter().any(|part| function.contains(part))
+        || PROBE_PATH.iter().any(|prefix| function.starts_with(prefix));
+    on_path.then_some(NotTraceable::ProbePath)
 }
 
 /// How many functions of the kernel itself have this name. It attaches to one of them, and doesn't say which.
@@ -116,25 +113,27 @@ fn duplicates(kallsyms: impl BufRead) -> HashMap<Box<str>, usize> {
     counts
 }
 
-/// How many functions of the kernel and its modules have this name.
-pub(super) fn copies_anywhere(function: &str) -> usize {
-    Symbols::of(function).map_or(1, |symbols| symbols.copies)
+/// How many functions have this name: in this module, and in the kernel and all its modules.
+pub(super) fn copies_of_module_function(module: &str, function: &str) -> (usize, usize) {
+    Symbols::of(function).map_or((1, 1), |symbols| {
+        let here = symbols.modules.iter().filter(|other| other.as_deref() == Some(module)).count();
+        (here, symbols.modules.len())
+    })
 }
 
 /// Why a function that the kernel may well have is in no BTF; `None`: it doesn't have it, or not in that module.
 pub(super) fn why_not_in_btf(module: Option<&str>, function: &str) -> Option<NotTraceable> {
     let symbols = Symbols::of(function)?;
-    if module.is_some_and(|module| module != symbols.module.as_deref().unwrap_or("vmlinux")) {
-        return None;
+    if symbols.modules.is_empty() {
+        return symbols.optimised().filter(|_| module.is_none());
     }
-    if symbols.copies == 0 {
-        return symbols.optimised();
-    }
-    Some(match symbols.module {
-        Some(module) if !Path::new(BTF_DIR).join(&module).exists() => NotTraceable::ModuleWithoutBtf { module },
-        Some(_) => NotTraceable::Untyped,
+    let wanted = |found: &&Option<String>| module.is_none_or(|module| module == found.as_deref().unwrap_or("vmlinux"));
+    Some(match symbols.modules.iter().find(wanted)? {
+        Some(module) if !Path::new(BTF_DIR).join(module).exists() => {
+            NotTraceable::ModuleWithoutBtf { module: module.clone() }
+        }
         None if in_ftrace_list(function) == Some(false) => NotTraceable::Excluded,
-        None => NotTraceable::Untyped,
+        _ => NotTraceable::Untyped,
     })
 }
 
@@ -142,7 +141,7 @@ pub(super) fn why_not_in_btf(module: Option<&str>, function: &str) -> Option<Not
 pub(crate) fn why_not_attached(function: &str) -> Option<NotTraceable> {
     // Without kallsyms nothing is known; the kernel's own answer must do.
     let symbols = Symbols::of(function)?;
-    if symbols.copies == 0 {
+    if symbols.modules.is_empty() {
         return Some(symbols.optimised().unwrap_or(NotTraceable::Inlined));
     }
     (in_ftrace_list(function) == Some(false)).then_some(NotTraceable::Excluded)
@@ -151,10 +150,8 @@ pub(crate) fn why_not_attached(function: &str) -> Option<NotTraceable> {
 /// What `/proc/kallsyms` knows of a name.
 #[derive(Debug, Default, PartialEq, Eq)]
 struct Symbols {
-    /// How many functions have exactly this name.
-    copies: usize,
-    /// The module of the first of them.
-    module: Option<String>,
+    /// The modules of the functions of exactly this name; `None`: the kernel itself.
+    modules: Vec<Option<String>>,
     /// Names such as `function.isra.0`.
     variants: Vec<String>,
 }
@@ -172,10 +169,7 @@ impl Symbols {
             any = true;
             let Some(suffix) = name.strip_prefix(function) else { return };
             if suffix.is_empty() {
-                if symbols.copies == 0 {
-                    symbols.module = module.map(str::to_owned);
-                }
-                symbols.copies += 1;
+                symbols.modules.push(module.map(str::to_owned));
             } else if suffix.starts_with('.') {
                 symbols.variants.push(name.to_owned());
             }
@@ -232,12 +226,12 @@ mod tests {
     /// A name's code, its module, its copies and its optimised variants are told apart.
     #[test]
     fn reads_kallsyms() {
-        assert_eq!(symbols("ip_rcv"), Symbols { copies: 1, ..Symbols::default() });
+        assert_eq!(symbols("ip_rcv"), Symbols { modules: vec![None], ..Symbols::default() });
         let variants = vec!["ip_rcv_finish.isra.0".to_owned(), "ip_rcv_finish.cold".to_owned()];
         assert_eq!(symbols("ip_rcv_finish"), Symbols { variants, ..Symbols::default() });
-        let module = Some("nf_tables".to_owned());
-        assert_eq!(symbols("nf_hook_entry_head"), Symbols { copies: 1, module, ..Symbols::default() });
-        assert_eq!(symbols("state_show").copies, 3);
+        let modules = vec![Some("nf_tables".to_owned())];
+        assert_eq!(symbols("nf_hook_entry_head"), Symbols { modules, ..Symbols::default() });
+        assert_eq!(symbols("state_show").modules, [None, None, Some("bonding".to_owned())]);
         assert_eq!(symbols("ip_rcv_data"), Symbols::default());
         assert_eq!(symbols("no_such"), Symbols::default());
         assert_eq!(Symbols::read("".as_bytes(), "ip_rcv"), None, "a masked file knows nothing");
@@ -251,25 +245,23 @@ mod tests {
         assert_eq!(duplicates["state_show"], 2);
     }
 
-    /// What can't be traced whatever the kernel says, what can't without its guard, and what only looks like it.
+    /// What can't be traced whatever the kernel says, and what only looks like it.
     #[test]
     fn refuses_by_name() {
         for name in ["do_exit", "make_task_dead", "kthread_exit", "complete_and_exit"] {
-            assert_eq!(refused_by_name(name, true), Some(NotTraceable::NeverReturns), "{name}");
+            assert_eq!(refused_by_name(name), Some(NotTraceable::NeverReturns), "{name}");
         }
-        for name in ["_raw_spin_lock", "native_queued_spin_lock_slowpath", "_raw_spin_unlock_irqrestore"] {
-            assert_eq!(refused_by_name(name, true), Some(NotTraceable::ProbePath), "{name}");
-        }
-        // Each of these has brought a 5.10 kernel down.
-        let recursive = ["___pcpu_freelist_pop", "free_htab_elem", "lookup_elem_raw", "bpf_ringbuf_reserve"];
-        for name in recursive.iter().chain(&["array_map_lookup_elem", "ktime_get_mono_fast_ns", "migrate_disable"]) {
-            assert_eq!(refused_by_name(name, false), Some(NotTraceable::ProbePath), "{name}");
-            assert_eq!(refused_by_name(name, true), None, "{name}");
+        let locks = ["_raw_spin_lock", "native_queued_spin_lock_slowpath", "_raw_spin_unlock_irqrestore"];
+        // Each of the first four has brought a 5.10 kernel down.
+        let path = ["___pcpu_freelist_pop", "free_htab_elem", "lookup_elem_raw", "bpf_ringbuf_reserve"];
+        let more = ["array_map_lookup_elem", "ktime_get_mono_fast_ns", "migrate_disable", "bpf_ktime_get_ns"];
+        for name in locks.iter().chain(&path).chain(&more) {
+            assert_eq!(refused_by_name(name), Some(NotTraceable::ProbePath), "{name}");
         }
         let harmless =
             ["ip_rcv", "exit_mmap", "bpf_fentry_test1", "____sys_recvmsg", "___pskb_trim", "bpf_skb_load_bytes"];
-        for name in harmless {
-            assert_eq!(refused_by_name(name, false), None, "{name}");
+        for name in harmless.iter().chain(&["bpf_prog_run_generic_xdp", "netif_receive_skb"]) {
+            assert_eq!(refused_by_name(name), None, "{name}");
         }
     }
 }
