@@ -11,6 +11,26 @@ pub(crate) const WAYS: usize = 4;
 pub(crate) const SETS: usize = 1024;
 const COUNTER_SETS: usize = 128;
 
+/// The elements of the control map, each a `u64` that is 0 or 1: `DWELL_ON` and `DWELL_WAKE`.
+#[derive(Debug, Clone, Copy)]
+#[repr(u32)]
+pub(crate) enum Control {
+    On,
+    Wake,
+}
+
+impl Control {
+    pub(crate) const COUNT: u32 = 2;
+
+    pub(crate) fn key(self) -> [u8; 4] {
+        (self as u32).to_ne_bytes()
+    }
+
+    pub(crate) fn value(set: bool) -> [u8; 8] {
+        u64::from(set).to_ne_bytes()
+    }
+}
+
 /// One finished span, as it travels through the ring buffer: `struct dwell_record`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
@@ -63,14 +83,6 @@ pub(crate) struct Counters {
     pub(crate) reserved: u64,
 }
 
-/// How the reader wants to be treated: `struct dwell_control`.
-#[derive(Debug, Clone, Copy, Default)]
-#[repr(C)]
-pub(crate) struct Control {
-    pub(crate) wake: u32,
-    pub(crate) reserved: u32,
-}
-
 /// All that one span keeps in its `.bss`: `struct dwell_state`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -83,16 +95,6 @@ pub(crate) struct State {
 // SAFETY: `repr(C)` structs of integers and arrays of them, so every bit pattern is valid; without padding, since
 // their sizes are the sums of their members' (checked below against the object's type information).
 unsafe impl Plain for Record {}
-// SAFETY: as above.
-unsafe impl Plain for Control {}
-
-impl Control {
-    pub(crate) fn as_bytes(&self) -> &[u8] {
-        // SAFETY: `Control` has no padding (its size is asserted below), so every byte of it is initialised.
-        unsafe { plain::as_bytes(self) }
-    }
-}
-
 impl Record {
     /// Reads a record of exactly this size, at any alignment.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {

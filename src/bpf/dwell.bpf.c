@@ -24,9 +24,9 @@ struct {
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, 1);
+	__uint(max_entries, DWELL_CONTROLS);
 	__type(key, __u32);
-	__type(value, struct dwell_control);
+	__type(value, __u64);
 } dwell_control SEC(".maps");
 
 /*
@@ -46,15 +46,32 @@ static __always_inline __u32 skb_len(const __u64 *ctx)
 	return skb ? skb->len : 0;
 }
 
+/* The kernel's verifier turns this look-up into an addition. */
+static __always_inline __u64 *control(__u32 which)
+{
+	return bpf_map_lookup_elem(&dwell_control, &which);
+}
+
+/*
+ * Off until every hook of the probe is live, and from when the first is to be
+ * detached: so that all spans see the same calls, and that a call without an
+ * exit program, or without an entry program, isn't taken for a lost one.
+ */
+static __always_inline int is_on(void)
+{
+	__u64 *on = control(DWELL_ON);
+
+	return on && *on;
+}
+
 /* The reader polls; a record wakes it only where it said that it sleeps. */
 static __always_inline __u64 wake_flag(void)
 {
-	__u32 zero = 0;
-	struct dwell_control *c = bpf_map_lookup_elem(&dwell_control, &zero);
+	__u64 *wake = control(DWELL_WAKE);
 
-	if (!c || !c->wake)
+	if (!wake || !*wake)
 		return BPF_RB_NO_WAKEUP;
-	c->wake = 0;
+	*wake = 0;
 	return BPF_RB_FORCE_WAKEUP;
 }
 
@@ -116,8 +133,11 @@ static __always_inline void finish(const struct run *run, const struct dwell_sta
 SEC("fentry")
 int call_entry(__u64 *ctx)
 {
-	struct run run = run_of(ctx, bpf_get_current_task_btf());
+	struct run run;
 
+	if (!is_on())
+		return 0;
+	run = run_of(ctx, bpf_get_current_task_btf());
 	count(&run.counters->started);
 	start_in_table(&run, skb_len(ctx));
 	return 0;
@@ -132,7 +152,7 @@ int call_exit(__u64 *ctx)
 
 	if (end_in_table(&run, &start))
 		finish(&run, &start, now);
-	else
+	else if (is_on())
 		count(&run.counters->unmatched);
 	return 0;
 }
@@ -144,8 +164,11 @@ int call_exit(__u64 *ctx)
 SEC("fentry")
 int call_entry_hash(__u64 *ctx)
 {
-	struct run run = run_of(ctx, 0);
+	struct run run;
 
+	if (!is_on())
+		return 0;
+	run = run_of(ctx, 0);
 	count(&run.counters->started);
 	start_in_hash(&run, skb_len(ctx));
 	return 0;
@@ -160,7 +183,7 @@ int call_exit_hash(__u64 *ctx)
 
 	if (end_in_hash(&run, &start))
 		finish(&run, &start, now);
-	else
+	else if (is_on())
 		count(&run.counters->unmatched);
 	return 0;
 }

@@ -71,16 +71,16 @@ struct dwell_state {
 	__u64 overflow_live; /* entries in the overflow map */
 };
 
-/* Shared by all spans of a probe: how the reader wants to be treated. */
-struct dwell_control {
-	__u32 wake; /* set: the reader sleeps, and the next record must wake it */
-	__u32 reserved;
+/* The elements of the control map, which all spans of a probe share; each is 0 or 1. */
+enum {
+	DWELL_ON,   /* calls count */
+	DWELL_WAKE, /* the reader sleeps, and the next record must wake it */
+	DWELL_CONTROLS,
 };
 
 _Static_assert(sizeof(struct dwell_record) == 80, "record layout");
 _Static_assert(sizeof(struct dwell_start) == 24, "start layout");
 _Static_assert(sizeof(struct dwell_slot) == 32, "slot layout");
 _Static_assert(sizeof(struct dwell_counters) == 64, "counters layout");
-_Static_assert(sizeof(struct dwell_control) == 8, "control layout");
 
 #endif

@@ -3,7 +3,7 @@
 use std::mem::offset_of;
 
 use super::span::types;
-use crate::wire::{Control, Counters, Record, Slot, Start, State};
+use crate::wire::{Counters, Record, Slot, Start, State};
 
 /// Asserts that two structs have one size, and the named members at the same offsets.
 macro_rules! same_layout {
@@ -45,13 +45,11 @@ same_layout!(
     reserved
 );
 same_layout!(State, dwell_state, counters, slots, overflow_live);
-same_layout!(Control, dwell_control, wake, reserved);
 
 // No padding, as `Plain` demands: the sizes are the sums of the members'.
 const _: () = assert!(size_of::<Record>() == 4 * 8 + 8 * 4 + 16);
 const _: () = assert!(size_of::<Slot>() == 8 + 2 * 8 + 4 + 2 * 2);
 const _: () = assert!(size_of::<State>() == 128 * 8 * 8 + 4096 * 32 + 8);
-const _: () = assert!(size_of::<Control>() == 8);
 
 // What the reader gets of a span is its whole .bss.
 const _: () = assert!(offset_of!(types::bss, state) == 0 && size_of::<types::bss>() == size_of::<State>());

@@ -9,7 +9,7 @@ mod span;
 
 use std::sync::Arc;
 
-use libbpf_rs::{ErrorExt as _, MapHandle, MapType, libbpf_sys};
+use libbpf_rs::{ErrorExt as _, MapCore as _, MapFlags, MapHandle, MapType, libbpf_sys};
 
 pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub(crate) use reader::Reader;
@@ -19,6 +19,7 @@ use self::span::Programs;
 use crate::error::{Capability, Error};
 use crate::kernel;
 use crate::pairing::Store;
+use crate::wire::Control;
 
 /// The key of an array's only element.
 const FIRST_KEY: [u8; 4] = [0; 4];
@@ -39,7 +40,7 @@ impl Shared {
             Ok(Self {
                 ring: create_map(MapType::RingBuf, "dwell_ring", 0, 0, ring_bytes)
                     .context("creating the ring buffer")?,
-                control: create_map(MapType::Array, "dwell_control", 4, 8, 1).context("creating a map")?,
+                control: create_map(MapType::Array, "dwell_control", 4, 8, Control::COUNT).context("creating a map")?,
                 store,
                 programs: Arc::default(),
             })
@@ -48,6 +49,12 @@ impl Shared {
             let action = error.to_string();
             refusal(errno(&error)).unwrap_or_else(|| system_error(&action, &error))
         })
+    }
+
+    /// From here on calls count, or don't; see `is_on()` in the programs.
+    pub(crate) fn switch(&self, on: bool) -> Result<(), Error> {
+        let switched = self.control.update(&Control::On.key(), &Control::value(on), MapFlags::ANY);
+        switched.map_err(|error| system_error("switching the probe on", &error))
     }
 }
 

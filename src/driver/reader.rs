@@ -15,7 +15,7 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use super::doubt::Doubt;
 use super::messages;
 use super::span::Programs;
-use super::{FIRST_KEY, Shared, errno, system_error};
+use super::{Shared, errno, system_error};
 use crate::decode::{Decoded, SpanKind, decode};
 use crate::error::Error;
 use crate::event::{LatencyEvent, MonotonicTime};
@@ -265,11 +265,10 @@ impl Worker {
         }
     }
 
-    /// Sets `struct dwell_control`'s `wake`, which the program clears as it wakes the reader.
+    /// The program clears this as it wakes the reader.
     fn ask_to_be_woken(&self) {
-        let control = Control { wake: 1, reserved: 0 };
         // If this fails the reader isn't woken, and finds the record after IDLE.
-        let _ = self.control.update(&FIRST_KEY, control.as_bytes(), MapFlags::ANY);
+        let _ = self.control.update(&Control::Wake.key(), &Control::value(true), MapFlags::ANY);
     }
 
     fn sleep(&self, pause: Duration) {

@@ -63,9 +63,9 @@ impl Programs {
     }
 }
 
-/// Attached exit first, so that from the first entry on every call has an exit. Dropped exit first as well: detaching
-/// makes the kernel cut calls in flight off from their exits, and an exit program that outlived the entry program would
-/// take the starts that they leave behind for those of later calls, whose entries nobody sees or counts.
+/// Dropped exit first: detaching makes the kernel cut calls in flight off from their exits, and an exit program that
+/// outlived the entry program would take the starts that they leave behind for those of later calls, whose entries
+/// nobody sees or counts.
 #[derive(Debug)]
 struct Links {
     _exit: Link,
@@ -193,7 +193,7 @@ fn load_and_attach(shared: &Shared, index: u32, target: &Target, room: &Room) ->
     // Before the first call, so that the reader never misses a skipped one.
     let both = (duplicate(entry).map_err(at(Stage::Load))?, duplicate(exit).map_err(at(Stage::Load))?);
     shared.programs.lock().push(both);
-    // The exit first, see `Links`.
+    // The exit first, so that every call whose entry is seen can have its exit seen.
     let exit_link = exit.attach_trace().map_err(at(Stage::Attach))?;
     let entry_link = entry.attach_trace().map_err(at(Stage::Attach))?;
     let state = MapHandle::try_from(&skel.maps.bss).map_err(at(Stage::Load))?;
