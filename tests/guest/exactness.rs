@@ -9,7 +9,9 @@ use std::time::Duration;
 
 use dwell::{LatencyEvent, LatencyProbe, MonotonicTime, SpanLedger};
 
-use crate::support::{eventually, finish, gettid, ms, only, ping_pong, probe, run, udp_to_itself, would_block};
+use crate::support::{
+    SetOnDrop, eventually, finish, gettid, ms, only, ping_pong, probe, run, udp_to_itself, would_block,
+};
 
 /// A call that waits in the kernel for a known time takes that long.
 #[test]
@@ -171,6 +173,7 @@ fn sleeping_and_migrating() {
     let probe = probe(&["udp_recvmsg"]);
     let done = AtomicBool::new(false);
     let waits: HashMap<u32, Duration> = thread::scope(|scope| {
+        let _stop = SetOnDrop(&done);
         let threads: Vec<_> = (0..THREADS)
             .map(|n| {
                 let wait = ms(20 * (1 + n as u64 % 3));
@@ -194,9 +197,7 @@ fn sleeping_and_migrating() {
                 }
             }
         });
-        let waits = threads.into_iter().map(|thread| thread.join().unwrap()).collect();
-        done.store(true, Ordering::Relaxed);
-        waits
+        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     });
     run(&format!("for t in /proc/{}/task/*; do taskset -p 3 ${{t##*/}}; done", std::process::id()));
     let (events, ledger) = finish(probe);
@@ -321,6 +322,7 @@ fn attaching_and_stopping_under_load() {
     let done = AtomicBool::new(false);
     let mut all = Vec::new();
     let windows: Windows = thread::scope(|scope| {
+        let stop = SetOnDrop(&done);
         let threads: Vec<_> = (0..THREADS).map(|_| scope.spawn(|| send_growing(CALLS, &done))).collect();
         for _ in 0..6 {
             let probe = LatencyProbe::builder().function("udp_sendmsg").channel_capacity(1 << 18).attach().unwrap();
@@ -333,7 +335,7 @@ fn attaching_and_stopping_under_load() {
             assert!(account.missed_exits > 0 || account.open <= THREADS as u64, "{account}");
             all.push((events, account));
         }
-        done.store(true, Ordering::Relaxed);
+        drop(stop);
         threads.into_iter().flat_map(|thread| thread.join().unwrap()).collect()
     });
     assert!(all.iter().map(|(events, _)| events.len()).sum::<usize>() > 100, "the load was over too soon");
@@ -357,6 +359,7 @@ fn interrupted_programs_make_no_latency() {
     run(&format!("for t in /proc/{}/task/*; do taskset -p 2 ${{t##*/}}; done", std::process::id()));
     let done = AtomicBool::new(false);
     let moments: Vec<u64> = thread::scope(|scope| {
+        let _stop = SetOnDrop(&done);
         // From CPU 1, datagrams that are received in a softirq on CPU 0.
         scope.spawn(|| {
             let socket = udp_to_itself();
@@ -377,7 +380,6 @@ fn interrupted_programs_make_no_latency() {
                 b.recv(&mut [0; 8]).unwrap();
                 moments.push(MonotonicTime::now().as_nanos());
             }
-            done.store(true, Ordering::Relaxed);
             moments
         });
         task.join().unwrap()

@@ -4,6 +4,7 @@ use std::io;
 use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use dwell::{LatencyEvent, LatencyProbe, Ledger, SpanLedger};
@@ -61,6 +62,15 @@ pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
     while !is_true() {
         assert!(Instant::now() < end, "waited in vain: {what}");
         std::thread::sleep(ms(5));
+    }
+}
+
+/// Sets a flag once it goes, also when a test fails: threads that run until then would keep the test from ending.
+pub struct SetOnDrop<'a>(pub &'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
     }
 }
 
