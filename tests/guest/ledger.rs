@@ -113,11 +113,10 @@ fn full_table() {
             // Many threads that begin to sleep at once may keep the kernel from seeing some of them.
             eventually("all threads wait", || {
                 let account = probe.ledger().spans[0].clone();
-                account.started + account.missed == THREADS
+                account.open + account.untracked + account.missed == THREADS
             });
             let account = probe.ledger().spans[0].clone();
             assert!(account.open <= most && account.open + account.missed >= least, "{account}");
-            assert_eq!(account.open + account.untracked + account.missed, THREADS, "{account}");
             for socket in &sockets {
                 socket.send(b"go").unwrap();
             }
