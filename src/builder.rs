@@ -137,8 +137,8 @@ impl LatencyProbeBuilder {
             infos.push(SpanInfo { name, function, module, pairing: Pairing::Frame, store });
             attached.push(span);
         }
-        shared.switch(true)?;
-        Ok(LatencyProbe::new(infos, attached, shared, reader, events))
+        shared.switch_on()?;
+        Ok(LatencyProbe::new(infos, attached, reader, events))
     }
 
     /// Checks what can be checked without a kernel.

@@ -7,7 +7,7 @@ use crossbeam_channel::Receiver;
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use crate::builder::LatencyProbeBuilder;
-use crate::driver::{AttachedSpan, Reader, Shared};
+use crate::driver::{AttachedSpan, Reader};
 use crate::event::{LatencyEvent, SpanName};
 use crate::ledger::{Ledger, SpanLedger};
 use crate::pairing::{Pairing, Store};
@@ -41,7 +41,6 @@ use crate::pairing::{Pairing, Store};
 pub struct LatencyProbe {
     infos: Vec<SpanInfo>,
     spans: Vec<AttachedSpan>,
-    shared: Shared,
     reader: Reader,
     events: Receiver<LatencyEvent>,
 }
@@ -76,11 +75,10 @@ impl LatencyProbe {
     pub(crate) fn new(
         infos: Vec<SpanInfo>,
         spans: Vec<AttachedSpan>,
-        shared: Shared,
         reader: Reader,
         events: Receiver<LatencyEvent>,
     ) -> Self {
-        Self { infos, spans, shared, reader, events }
+        Self { infos, spans, reader, events }
     }
 
     /// The events, in the order in which the calls ended (as far as CPUs agree on one).
@@ -148,8 +146,6 @@ impl LatencyProbe {
     }
 
     fn halt(&mut self) {
-        // It can't fail where it has succeeded before; and if it did, the ledger would only show calls cut in two.
-        let _ = self.shared.switch(false);
         self.spans.iter_mut().for_each(AttachedSpan::detach);
         // A program that runs on another CPU at this moment may be about to write a record. Programs run in RCU
         // read-side sections, and this waits for all of those to end. Where it isn't allowed (seccomp) or can't be

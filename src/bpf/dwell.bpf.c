@@ -53,9 +53,9 @@ static __always_inline __u64 *control(__u32 which)
 }
 
 /*
- * Off until every hook of the probe is live, and from when the first is to be
- * detached: so that all spans see the same calls, and that a call without an
- * exit program, or without an entry program, isn't taken for a lost one.
+ * Off until every hook of the probe is live, so that all spans see the same
+ * calls. It is never switched off again: an exit program that ran on while
+ * entries went unseen would take stale starts for their calls'.
  */
 static __always_inline int is_on(void)
 {

@@ -51,9 +51,9 @@ impl Shared {
         })
     }
 
-    /// From here on calls count, or don't; see `is_on()` in the programs.
-    pub(crate) fn switch(&self, on: bool) -> Result<(), Error> {
-        let switched = self.control.update(&Control::On.key(), &Control::value(on), MapFlags::ANY);
+    /// From here on calls count; see `is_on()` in the programs.
+    pub(crate) fn switch_on(&self) -> Result<(), Error> {
+        let switched = self.control.update(&Control::On.key(), &Control::value(true), MapFlags::ANY);
         switched.map_err(|error| system_error("switching the probe on", &error))
     }
 }
