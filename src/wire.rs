@@ -21,13 +21,11 @@ pub(crate) enum Control {
 
 impl Control {
     pub(crate) const COUNT: u32 = 2;
+    /// Only the programs ever clear one.
+    pub(crate) const SET: [u8; 8] = 1_u64.to_ne_bytes();
 
     pub(crate) fn key(self) -> [u8; 4] {
         (self as u32).to_ne_bytes()
-    }
-
-    pub(crate) fn value(set: bool) -> [u8; 8] {
-        u64::from(set).to_ne_bytes()
     }
 }
 

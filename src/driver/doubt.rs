@@ -12,13 +12,6 @@
 
 use crate::event::MonotonicTime;
 
-/// How often the kernel has skipped a span's programs.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(crate) struct Skipped {
-    pub(crate) entries: u64,
-    pub(crate) exits: u64,
-}
-
 /// When a span's entries are known to have been skipped.
 #[derive(Debug)]
 pub(super) struct Doubt {

@@ -53,7 +53,7 @@ impl Shared {
 
     /// From here on calls count; see `is_on()` in the programs.
     pub(crate) fn switch_on(&self) -> Result<(), Error> {
-        let switched = self.control.update(&Control::On.key(), &Control::value(true), MapFlags::ANY);
+        let switched = self.control.update(&Control::On.key(), &Control::SET, MapFlags::ANY);
         switched.map_err(|error| system_error("switching the probe on", &error))
     }
 }

@@ -268,7 +268,7 @@ impl Worker {
     /// The program clears this as it wakes the reader.
     fn ask_to_be_woken(&self) {
         // If this fails the reader isn't woken, and finds the record after IDLE.
-        let _ = self.control.update(&Control::Wake.key(), &Control::value(true), MapFlags::ANY);
+        let _ = self.control.update(&Control::Wake.key(), &Control::SET, MapFlags::ANY);
     }
 
     fn sleep(&self, pause: Duration) {

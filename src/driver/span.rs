@@ -8,7 +8,6 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use libbpf_rs::{ErrorExt as _, Link, MapCore as _, MapFlags, MapHandle, OpenProgramMut, ProgramMut, libbpf_sys};
 
-use super::doubt::Skipped;
 use super::{ENOMEM, EPERM, FIRST_KEY, Shared, errno, messages, refusal, system_error};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
 use crate::kernel::{self, Return, Target};
@@ -70,6 +69,13 @@ impl Programs {
 struct Links {
     _exit: Link,
     _entry: Link,
+}
+
+/// How often the kernel has skipped a span's programs.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Skipped {
+    pub(crate) entries: u64,
+    pub(crate) exits: u64,
 }
 
 /// What the kernel has counted of a span.
