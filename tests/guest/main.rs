@@ -7,6 +7,8 @@
 mod arguments;
 mod errors;
 mod exactness;
+mod lab;
+mod lab_selftest;
 mod ledger;
 mod lifecycle;
 mod support;

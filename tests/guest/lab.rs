@@ -1,0 +1,420 @@
+//! A laboratory within the guest: hosts of their own, each a network namespace, joined by virtual Ethernet.
+//!
+//! Nothing but a test's own packets crosses the wires, so that they can be counted: hosts know their neighbours
+//! beforehand, and announce nothing.
+
+use std::fs::{self, File};
+use std::io::{Read, Write};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+use std::os::fd::AsFd;
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::thread;
+use std::time::Duration;
+
+use rustix::thread::{LinkNameSpaceType, move_into_link_name_space};
+
+use crate::support::{PATIENCE, eventually, run, would_block};
+
+/// The only device of the hosts at both ends. In the middle they are called by where they lead: `left` and `right`.
+pub const DEVICE: &str = "veth0";
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ip {
+    V4,
+    V6,
+}
+
+impl Ip {
+    pub const BOTH: [Self; 2] = [Self::V4, Self::V6];
+
+    fn loopback(self) -> IpAddr {
+        match self {
+            Self::V4 => Ipv4Addr::LOCALHOST.into(),
+            Self::V6 => Ipv6Addr::LOCALHOST.into(),
+        }
+    }
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Side {
+    Left = 1,
+    Right = 2,
+}
+
+impl Side {
+    fn name(self) -> &'static str {
+        match self {
+            Self::Left => "left",
+            Self::Right => "right",
+        }
+    }
+
+    fn other(self) -> Self {
+        match self {
+            Self::Left => Self::Right,
+            Self::Right => Self::Left,
+        }
+    }
+
+    /// 10.77.0.1 and fd77::1 on the left, 10.77.0.2 and fd77::2 on the right.
+    pub fn address(self, ip: Ip) -> IpAddr {
+        match ip {
+            Ip::V4 => Ipv4Addr::new(10, 77, 0, self as u8).into(),
+            Ip::V6 => Ipv6Addr::new(0xfd77, 0, 0, 0, 0, 0, 0, self as u16).into(),
+        }
+    }
+
+    /// The hardware address of this end, and of the middle's device that leads here.
+    fn hardware(self) -> [String; 2] {
+        [0, 1].map(|port| format!("02:77:00:00:0{port}:0{}", self as u8))
+    }
+}
+
+/// Two hosts, left and right, and maybe a third between them; gone with all their devices and rules when this goes.
+#[derive(Debug)]
+pub struct Lab {
+    name: String,
+    hosts: Vec<&'static str>,
+}
+
+impl Lab {
+    /// Left and right on one wire.
+    pub fn new() -> Self {
+        let lab = Self::build(&["left", "right"]);
+        let ([left, _], [right, _]) = (Side::Left.hardware(), Side::Right.hardware());
+        lab.wire(("left", DEVICE, &left), ("right", DEVICE, &right));
+        lab.settle("left", &[(DEVICE, Side::Right, &right)]);
+        lab.settle("right", &[(DEVICE, Side::Left, &left)]);
+        lab.await_links();
+        lab
+    }
+
+    /// Left and right, each on a wire to a host in the middle that forwards what comes from the other.
+    pub fn forwarding() -> Self {
+        let lab = Self::build(&["left", "middle", "right"]);
+        let ([left, to_left], [right, to_right]) = (Side::Left.hardware(), Side::Right.hardware());
+        lab.wire(("left", DEVICE, &left), ("middle", "left", &to_left));
+        lab.wire(("right", DEVICE, &right), ("middle", "right", &to_right));
+        lab.settle("left", &[(DEVICE, Side::Right, &to_left)]);
+        lab.settle("right", &[(DEVICE, Side::Left, &to_right)]);
+        lab.settle("middle", &[("left", Side::Left, &left), ("right", Side::Right, &right)]);
+        lab.middle(|| ["ipv4/ip_forward", "ipv6/conf/all/forwarding"].map(|name| sysctl(name, "1")));
+        lab.await_links();
+        lab
+    }
+
+    /// Hosts without any wire.
+    fn build(hosts: &[&'static str]) -> Self {
+        static COUNT: AtomicU32 = AtomicU32::new(0);
+        let name = format!("lab{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
+        // What has been made so far goes as well if the rest fails.
+        let lab = Self { name, hosts: hosts.to_vec() };
+        for host in hosts {
+            run(&format!("ip netns add {}", lab.namespace(host)));
+            lab.on_host(host, || {
+                run("ip link set lo up");
+                // No link-local addresses, so that nobody looks for routers or for others with the same address.
+                sysctl("ipv6/conf/default/addr_gen_mode", "1");
+                sysctl("ipv6/conf/default/accept_ra", "0");
+            });
+        }
+        lab
+    }
+
+    fn namespace(&self, host: &str) -> String {
+        format!("{}-{host}", self.name)
+    }
+
+    /// A wire between two devices, given by host, name and hardware address.
+    fn wire(&self, a: (&str, &str, &str), b: (&str, &str, &str)) {
+        let device = |(host, name, address)| format!("name {name} netns {} address {address}", self.namespace(host));
+        run(&format!("ip link add {} type veth peer {}", device(a), device(b)));
+        for (host, name, _) in [a, b] {
+            // Neither asks for neighbours nor joins groups of them: each of which makes packets.
+            self.on_host(host, || run(&format!("ip link set {name} arp off multicast off")));
+        }
+    }
+
+    /// Gives a host its addresses, and tells it by which device and next hardware address it reaches the others.
+    fn settle(&self, host: &str, routes: &[(&str, Side, &str)]) {
+        let mut batch = String::new();
+        for &(device, target, next) in routes {
+            batch += &format!("link set {device} up\n");
+            for ip in Ip::BOTH {
+                if host == target.other().name() {
+                    batch += &format!("address add {} dev {device}\n", target.other().address(ip));
+                }
+                let target = target.address(ip);
+                batch += &format!("route add {target} dev {device}\n");
+                batch += &format!("neigh add {target} lladdr {next} nud permanent dev {device}\n");
+            }
+        }
+        self.on_host(host, || feed("ip -batch -", &batch));
+    }
+
+    /// Waits for devices to notice that their wire has another end that is up; until then they drop what they get.
+    fn await_links(&self) {
+        for host in &self.hosts {
+            self.on_host(host, || {
+                eventually("the links are up", || !run("ip -br link show type veth").contains(" DOWN "));
+            });
+        }
+    }
+
+    /// Runs code in a thread on a host; sockets made there stay there, wherever they are used.
+    fn on_host<T: Send>(&self, host: &str, code: impl FnOnce() -> T + Send) -> T {
+        let path = format!("/run/netns/{}", self.namespace(host));
+        let namespace = File::open(&path).unwrap_or_else(|error| panic!("no host {host}: {path}: {error}"));
+        let enter = || {
+            move_into_link_name_space(namespace.as_fd(), Some(LinkNameSpaceType::Network)).expect("we are root");
+            code()
+        };
+        // A thread of its own, so that the caller's never finds itself elsewhere.
+        let result = thread::scope(|scope| scope.spawn(enter).join());
+        result.unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    }
+
+    pub fn on<T: Send>(&self, side: Side, code: impl FnOnce() -> T + Send) -> T {
+        self.on_host(side.name(), code)
+    }
+
+    pub fn left<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T {
+        self.on(Side::Left, code)
+    }
+
+    pub fn right<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T {
+        self.on(Side::Right, code)
+    }
+
+    /// Where there is one.
+    pub fn middle<T: Send>(&self, code: impl FnOnce() -> T + Send) -> T {
+        self.on_host("middle", code)
+    }
+
+    /// A socket on the left and one on the right, connected to each other.
+    pub fn udp_pair(&self, ip: Ip) -> (UdpSocket, UdpSocket) {
+        let bind = |side: Side| self.on(side, || udp(side.address(ip)));
+        connected(bind(Side::Left), bind(Side::Right))
+    }
+
+    /// A connection from the left to the right.
+    pub fn tcp_pair(&self, ip: Ip) -> (TcpStream, TcpStream) {
+        let listener = self.right(|| listener(Side::Right.address(ip)));
+        let left = self.left(|| connect(&listener));
+        (left, accept(&listener))
+    }
+
+    /// How many packets one end has received, and how many it has sent.
+    pub fn packets(&self, side: Side) -> (u64, u64) {
+        self.on(side, || packets(DEVICE))
+    }
+
+    /// Holds back all that this end sends for so long.
+    pub fn netem_delay(&self, side: Side, delay: Duration) {
+        let delay = delay.as_micros();
+        self.on(side, || run(&format!("tc qdisc replace dev {DEVICE} root netem delay {delay}us")));
+    }
+
+    /// Limits what this end sends; all but one or two packets wait, and none is dropped.
+    pub fn tbf(&self, side: Side, kbit_per_second: u32) {
+        let rate = format!("rate {kbit_per_second}kbit burst 2000 latency 60s");
+        self.on(side, || run(&format!("tc qdisc replace dev {DEVICE} root tbf {rate}")));
+    }
+
+    /// Takes back the delay or limit of what this end sends.
+    pub fn unimpaired(&self, side: Side) {
+        self.on(side, || run(&format!("tc qdisc del dev {DEVICE} root")));
+    }
+
+    /// Lets all that this end receives and sends pass a classifier, which accepts it.
+    pub fn ingress_filter(&self, side: Side) {
+        self.on(side, || {
+            run(&format!("tc qdisc add dev {DEVICE} clsact"));
+            for direction in ["ingress", "egress"] {
+                run(&format!("tc filter add dev {DEVICE} {direction} matchall action pass"));
+            }
+        });
+    }
+
+    /// How many packets have passed the classifiers of this end: received, and sent.
+    pub fn filtered(&self, side: Side) -> (u64, u64) {
+        let passed = |direction| {
+            let filter = self.on(side, || run(&format!("tc -s filter show dev {DEVICE} {direction}")));
+            // "Sent 3200 bytes 50 pkt (dropped 0, ..."
+            number_before(&filter, " pkt")
+        };
+        (passed("ingress"), passed("egress"))
+    }
+
+    /// Drops datagrams that arrive at this end for a port.
+    pub fn drop_rule(&self, side: Side, port: u16) {
+        self.firewall(side, "dropping", &format!("udp dport {port} counter drop"));
+    }
+
+    /// How many datagrams the rule has dropped.
+    pub fn dropped(&self, side: Side) -> u64 {
+        self.counted(side, "dropping")
+    }
+
+    /// Lets all that arrives at this end pass so many rules, none of which says anything about it.
+    pub fn slow_firewall(&self, side: Side, rules: usize) {
+        self.firewall(side, "slow", &"meta mark 1 drop\n".repeat(rules));
+    }
+
+    /// Has this end track connections, and accept what belongs to one that has been answered.
+    pub fn conntrack(&self, side: Side) {
+        self.firewall(side, "tracking", "ct state established counter accept");
+    }
+
+    /// How many packets arrived that belong to an answered connection.
+    pub fn established(&self, side: Side) -> u64 {
+        self.counted(side, "tracking")
+    }
+
+    fn firewall(&self, side: Side, table: &str, rules: &str) {
+        let chain = format!("chain input {{\ntype filter hook input priority filter\n{rules}\n}}");
+        self.on(side, || feed("nft -f -", &format!("table inet {table} {{\n{chain}\n}}\n")));
+    }
+
+    fn counted(&self, side: Side, table: &str) -> u64 {
+        // "counter packets 5 bytes 300 drop"
+        number_before(&self.on(side, || run(&format!("nft list table inet {table}"))), " bytes")
+    }
+}
+
+impl Drop for Lab {
+    fn drop(&mut self) {
+        // The devices by themselves, as a socket that is still open keeps its namespace, and all in it.
+        let mut script = String::new();
+        for host in ["left", "right"] {
+            script += &format!("ip -n {} link del {DEVICE}; ", self.namespace(host));
+        }
+        for host in &self.hosts {
+            script += &format!("ip netns del {}; ", self.namespace(host));
+        }
+        let _ = Command::new("sh").arg("-c").arg(script).output();
+    }
+}
+
+/// Two sockets on loopback, connected to each other.
+pub fn loopback_udp(ip: Ip) -> (UdpSocket, UdpSocket) {
+    connected(udp(ip.loopback()), udp(ip.loopback()))
+}
+
+/// A connection on loopback.
+pub fn loopback_tcp(ip: Ip) -> (TcpStream, TcpStream) {
+    let listener = listener(ip.loopback());
+    let client = connect(&listener);
+    (client, accept(&listener))
+}
+
+fn udp(address: IpAddr) -> UdpSocket {
+    let socket = UdpSocket::bind((address, 0)).expect("a free port");
+    socket.set_read_timeout(Some(PATIENCE)).expect("any timeout goes");
+    socket
+}
+
+fn connected(a: UdpSocket, b: UdpSocket) -> (UdpSocket, UdpSocket) {
+    a.connect(b.local_addr().expect("it is bound")).expect("there is a route");
+    b.connect(a.local_addr().expect("it is bound")).expect("there is a route");
+    (a, b)
+}
+
+fn listener(address: IpAddr) -> TcpListener {
+    let listener = TcpListener::bind((address, 0)).expect("a free port");
+    // What has no timeout by itself gets one where it is accepted.
+    listener.set_nonblocking(true).expect("it is a socket");
+    listener
+}
+
+fn connect(listener: &TcpListener) -> TcpStream {
+    let address = listener.local_addr().expect("it is bound");
+    prompt(TcpStream::connect_timeout(&address, PATIENCE).expect("it listens"))
+}
+
+fn accept(listener: &TcpListener) -> TcpStream {
+    let mut accepted = None;
+    eventually("it is connected", || match listener.accept() {
+        Ok((stream, _)) => accepted.replace(stream).is_none(),
+        Err(error) if would_block(&error) => false,
+        Err(error) => panic!("accept: {error}"),
+    });
+    prompt(accepted.expect("just set"))
+}
+
+fn prompt(stream: TcpStream) -> TcpStream {
+    stream.set_nodelay(true).expect("it is TCP");
+    stream.set_read_timeout(Some(PATIENCE)).expect("any timeout goes");
+    stream
+}
+
+/// Sends datagrams, each received before the next is sent.
+#[track_caller]
+pub fn send_datagrams(from: &UdpSocket, to: &UdpSocket, count: usize, payload: &[u8]) {
+    for _ in 0..count {
+        burst(from, to, 1, payload);
+    }
+}
+
+/// Sends datagrams, and then receives them: no more than wait in the receiver's buffer, which are 80 of the largest.
+#[track_caller]
+pub fn burst(from: &UdpSocket, to: &UdpSocket, count: usize, payload: &[u8]) {
+    for _ in 0..count {
+        assert_eq!(from.send(payload).expect("sent"), payload.len());
+    }
+    let mut buffer = vec![0; payload.len() + 1];
+    for n in 0..count {
+        let len = to.recv(&mut buffer).unwrap_or_else(|error| panic!("received {n} of {count}: {error}"));
+        assert!(buffer[..len] == *payload, "another datagram");
+    }
+}
+
+/// Sends messages, each of which comes back before the next is sent.
+#[track_caller]
+pub fn tcp_messages(mut client: &TcpStream, mut server: &TcpStream, count: usize, message: &[u8]) {
+    let mut buffer = vec![0; message.len()];
+    for _ in 0..count {
+        client.write_all(message).expect("sent");
+        server.read_exact(&mut buffer).expect("received");
+        server.write_all(&buffer).expect("answered");
+        buffer.fill(0);
+        client.read_exact(&mut buffer).expect("the answer");
+        assert!(buffer == message, "another message");
+    }
+}
+
+/// How many packets a device of the thread's host has received, and how many it has sent.
+pub fn packets(device: &str) -> (u64, u64) {
+    let devices = fs::read_to_string("/proc/thread-self/net/dev").expect("/proc is mounted");
+    let mut lines = devices.lines().filter_map(|line| line.trim().strip_prefix(device)?.strip_prefix(':'));
+    let line = lines.next().unwrap_or_else(|| panic!("no device {device}: {devices}"));
+    // Bytes, packets and six others of what was received, then the same of what was sent.
+    let numbers: Vec<u64> = line.split_whitespace().map(|number| number.parse().expect("a number")).collect();
+    (numbers[1], numbers[9])
+}
+
+/// Sets a parameter of the thread's host.
+fn sysctl(name: &str, value: &str) {
+    fs::write(format!("/proc/sys/net/{name}"), value).unwrap_or_else(|error| panic!("{name}: {error}"));
+}
+
+/// Runs a command that reads its input, and must succeed.
+#[track_caller]
+fn feed(command: &str, input: &str) {
+    let mut words = command.split(' ');
+    let mut child = Command::new(words.next().expect("a program"));
+    child.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = child.spawn().unwrap_or_else(|error| panic!("{command}: {error}"));
+    // Why it doesn't read to the end, it says itself.
+    let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
+    let output = child.wait_with_output().expect("it ends");
+    assert!(output.status.success(), "{command}: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+}
+
+/// The number that comes before the first such words.
+#[track_caller]
+fn number_before(text: &str, words: &str) -> u64 {
+    let number = text.split_once(words).and_then(|(before, _)| before.rsplit(' ').next()?.parse().ok());
+    number.unwrap_or_else(|| panic!("no number before{words}: {text}"))
+}
