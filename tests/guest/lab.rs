@@ -4,10 +4,10 @@
 //! beforehand, and announce nothing.
 
 use std::fs::{self, File};
-use std::io::{Read, Write};
+use std::io::{self, Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread;
 use std::time::Duration;
@@ -65,7 +65,7 @@ impl Side {
         }
     }
 
-    /// The hardware address of this end, and of the middle's device that leads here.
+    /// The hardware address of this end, and that of the device in the middle that leads here.
     fn hardware(self) -> [String; 2] {
         [0, 1].map(|port| format!("02:77:00:00:0{port}:0{}", self as u8))
     }
@@ -75,74 +75,70 @@ impl Side {
 #[derive(Debug)]
 pub struct Lab {
     name: String,
-    hosts: Vec<&'static str>,
+    hosts: &'static [&'static str],
+    wires: Vec<Wire>,
 }
+
+/// Its ends: host, name and hardware address of each device.
+type Wire = [(&'static str, &'static str, String); 2];
 
 impl Lab {
     /// Left and right on one wire.
     pub fn new() -> Self {
-        let lab = Self::build(&["left", "right"]);
         let ([left, _], [right, _]) = (Side::Left.hardware(), Side::Right.hardware());
-        lab.wire(("left", DEVICE, &left), ("right", DEVICE, &right));
-        lab.settle("left", &[(DEVICE, Side::Right, &right)]);
-        lab.settle("right", &[(DEVICE, Side::Left, &left)]);
-        lab.await_links();
-        lab
+        Self::build(&["left", "right"], vec![[("left", DEVICE, left), ("right", DEVICE, right)]])
     }
 
     /// Left and right, each on a wire to a host in the middle that forwards what comes from the other.
     pub fn forwarding() -> Self {
-        let lab = Self::build(&["left", "middle", "right"]);
-        let ([left, to_left], [right, to_right]) = (Side::Left.hardware(), Side::Right.hardware());
-        lab.wire(("left", DEVICE, &left), ("middle", "left", &to_left));
-        lab.wire(("right", DEVICE, &right), ("middle", "right", &to_right));
-        lab.settle("left", &[(DEVICE, Side::Right, &to_left)]);
-        lab.settle("right", &[(DEVICE, Side::Left, &to_right)]);
-        lab.settle("middle", &[("left", Side::Left, &left), ("right", Side::Right, &right)]);
+        let wire = |side: Side| {
+            let [end, middle] = side.hardware();
+            [(side.name(), DEVICE, end), ("middle", side.name(), middle)]
+        };
+        let lab = Self::build(&["left", "middle", "right"], vec![wire(Side::Left), wire(Side::Right)]);
         lab.middle(|| ["ipv4/ip_forward", "ipv6/conf/all/forwarding"].map(|name| sysctl(name, "1")));
-        lab.await_links();
         lab
     }
 
-    /// Hosts without any wire.
-    fn build(hosts: &[&'static str]) -> Self {
+    // Starting programs is what takes long in a guest: as few as possible, each with much to do.
+    fn build(hosts: &'static [&'static str], wires: Vec<Wire>) -> Self {
         static COUNT: AtomicU32 = AtomicU32::new(0);
         let name = format!("lab{}.{}", std::process::id(), COUNT.fetch_add(1, Ordering::Relaxed));
         // What has been made so far goes as well if the rest fails.
-        let lab = Self { name, hosts: hosts.to_vec() };
-        for host in hosts {
-            run(&format!("ip netns add {}", lab.namespace(host)));
-            lab.on_host(host, || {
-                run("ip link set lo up");
-                // No link-local addresses, so that nobody looks for routers or for others with the same address.
-                sysctl("ipv6/conf/default/addr_gen_mode", "1");
-                sysctl("ipv6/conf/default/accept_ra", "0");
+        let lab = Self { name, hosts, wires };
+        let mut batch: String = hosts.iter().map(|host| format!("netns add {}\n", lab.namespace(host))).collect();
+        for wire in &lab.wires {
+            let [a, b] = wire.each_ref().map(|(host, device, address)| {
+                format!("name {device} netns {} address {address}", lab.namespace(host))
             });
+            batch += &format!("link add {a} type veth peer {b}\n");
+        }
+        feed("ip -batch -", &batch);
+        for host in hosts {
+            feed(&format!("ip -n {} -batch -", lab.namespace(host)), &lab.settings(host));
+        }
+        // Devices drop what they are to send until they have noticed that the other end is up as well.
+        for host in hosts {
+            let show = format!("ip -n {} -br link show type veth", lab.namespace(host));
+            eventually("the links are up", || run(&show).lines().all(|line| line.contains(" UP ")));
         }
         lab
     }
 
-    fn namespace(&self, host: &str) -> String {
-        format!("{}-{host}", self.name)
-    }
-
-    /// A wire between two devices, given by host, name and hardware address.
-    fn wire(&self, a: (&str, &str, &str), b: (&str, &str, &str)) {
-        let device = |(host, name, address)| format!("name {name} netns {} address {address}", self.namespace(host));
-        run(&format!("ip link add {} type veth peer {}", device(a), device(b)));
-        for (host, name, _) in [a, b] {
-            // Neither asks for neighbours nor joins groups of them: each of which makes packets.
-            self.on_host(host, || run(&format!("ip link set {name} arp off multicast off")));
-        }
-    }
-
-    /// Gives a host its addresses, and tells it by which device and next hardware address it reaches the others.
-    fn settle(&self, host: &str, routes: &[(&str, Side, &str)]) {
-        let mut batch = String::new();
-        for &(device, target, next) in routes {
-            batch += &format!("link set {device} up\n");
+    /// What a host needs to know: its addresses, and how it reaches others.
+    fn settings(&self, host: &str) -> String {
+        let mut batch = "link set lo up\n".to_owned();
+        for [a, b] in &self.wires {
+            let ((_, device, _), (there, _, next)) = match host {
+                _ if host == a.0 => (a, b),
+                _ if host == b.0 => (b, a),
+                _ => continue,
+            };
+            // Nothing asks for neighbours, joins groups of them or looks for routers: all that makes packets.
+            batch += &format!("link set {device} arp off multicast off addrgenmode none\nlink set {device} up\n");
+            let target = if host == "left" || *there == "right" { Side::Right } else { Side::Left };
             for ip in Ip::BOTH {
-                if host == target.other().name() {
+                if host != "middle" {
                     batch += &format!("address add {} dev {device}\n", target.other().address(ip));
                 }
                 let target = target.address(ip);
@@ -150,16 +146,11 @@ impl Lab {
                 batch += &format!("neigh add {target} lladdr {next} nud permanent dev {device}\n");
             }
         }
-        self.on_host(host, || feed("ip -batch -", &batch));
+        batch
     }
 
-    /// Waits for devices to notice that their wire has another end that is up; until then they drop what they get.
-    fn await_links(&self) {
-        for host in &self.hosts {
-            self.on_host(host, || {
-                eventually("the links are up", || !run("ip -br link show type veth").contains(" DOWN "));
-            });
-        }
+    fn namespace(&self, host: &str) -> String {
+        format!("{}-{host}", self.name)
     }
 
     /// Runs code in a thread on a host; sockets made there stay there, wherever they are used.
@@ -285,15 +276,12 @@ impl Lab {
 
 impl Drop for Lab {
     fn drop(&mut self) {
-        // The devices by themselves, as a socket that is still open keeps its namespace, and all in it.
-        let mut script = String::new();
-        for host in ["left", "right"] {
-            script += &format!("ip -n {} link del {DEVICE}; ", self.namespace(host));
+        // The wires by themselves, as a socket that is still open keeps its namespace, and all in it.
+        for [(host, device, _), _] in &self.wires {
+            let _ = fed(&format!("ip -n {} link del {device}", self.namespace(host)), "");
         }
-        for host in &self.hosts {
-            script += &format!("ip netns del {}; ", self.namespace(host));
-        }
-        let _ = Command::new("sh").arg("-c").arg(script).output();
+        let batch: String = self.hosts.iter().map(|host| format!("netns del {}\n", self.namespace(host))).collect();
+        let _ = fed("ip -force -batch -", &batch);
     }
 }
 
@@ -402,14 +390,18 @@ fn sysctl(name: &str, value: &str) {
 /// Runs a command that reads its input, and must succeed.
 #[track_caller]
 fn feed(command: &str, input: &str) {
+    let output = fed(command, input).unwrap_or_else(|error| panic!("{command}: {error}"));
+    assert!(output.status.success(), "{command}: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+}
+
+fn fed(command: &str, input: &str) -> io::Result<Output> {
     let mut words = command.split(' ');
     let mut child = Command::new(words.next().expect("a program"));
     child.args(words).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    let mut child = child.spawn().unwrap_or_else(|error| panic!("{command}: {error}"));
-    // Why it doesn't read to the end, it says itself.
+    let mut child = child.spawn()?;
+    // If it doesn't read to the end, it says why itself.
     let _ = child.stdin.take().expect("a pipe").write_all(input.as_bytes());
-    let output = child.wait_with_output().expect("it ends");
-    assert!(output.status.success(), "{command}: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
+    child.wait_with_output()
 }
 
 /// The number that comes before the first such words.

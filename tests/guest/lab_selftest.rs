@@ -109,8 +109,8 @@ fn netem_delays() {
     lab.unimpaired(Side::Left);
     let again = median(11, round_trip);
     println!("{without:?}, delayed {with:?}, then {again:?}");
-    assert!(with >= ms(20) && with < ms(40), "{with:?}");
-    assert!(without < ms(10) && again < ms(10), "{without:?}, {again:?}");
+    assert!(with >= ms(20) && with < ms(120), "{with:?}");
+    assert!(without < ms(20) && again < ms(20), "{without:?}, {again:?}");
 }
 
 /// A limit of what one end sends has packets wait for each other.
@@ -124,7 +124,7 @@ fn tbf_limits() {
     burst(&left, &right, 50, &[0; 1_000]);
     let took = before.elapsed();
     // 50 packets of 1062 bytes, less the 2000 that may go at once.
-    assert!(took >= ms(400) && took < ms(900), "{took:?}");
+    assert!(took >= ms(400) && took < ms(2_000), "{took:?}");
 }
 
 /// Exactly what goes to the port is dropped.
@@ -158,7 +158,7 @@ fn the_firewall_is_slow() {
     let there = || send_datagrams(&left, &right, 1, b"there");
     let back = || send_datagrams(&right, &left, 1, b"back");
     let without = median(101, there);
-    lab.slow_firewall(Side::Right, 3_000);
+    lab.slow_firewall(Side::Right, 5_000);
     let (with, unaffected) = (median(101, there), median(101, back));
     println!("{without:?}, with rules {with:?}, the other way {unaffected:?}");
     assert!(with > 2 * without && with > 2 * unaffected, "{without:?} {with:?} {unaffected:?}");
