@@ -47,6 +47,28 @@ pub enum ErrorKind {
         near: Vec<String>,
     },
 
+    /// This kernel, with the modules that are loaded now, has no raw tracepoint of that name.
+    #[error("this kernel has no raw tracepoint `{tracepoint}`{}", near_text(near))]
+    #[non_exhaustive]
+    UnknownTracepoint {
+        /// The name that was asked for.
+        tracepoint: String,
+        /// Up to three names that look like it, the nearest first.
+        near: Vec<String>,
+    },
+
+    /// The hook has no argument that could be the key of its span.
+    #[error("`{hook}` has no argument that is {key}; {}", arguments_text(arguments))]
+    #[non_exhaustive]
+    NoKey {
+        /// The function or tracepoint.
+        hook: String,
+        /// What was looked for, such as `a packet (struct sk_buff *)`.
+        key: &'static str,
+        /// What it has, as C declares it.
+        arguments: Vec<String>,
+    },
+
     /// The function exists but fentry/fexit programs can't be attached to it.
     #[error("`{function}` can't be traced: {reason}")]
     #[non_exhaustive]
@@ -241,10 +263,12 @@ impl Error {
         &self.0.kind
     }
 
-    /// The function that it went wrong with, where it was one.
-    pub fn function(&self) -> Option<&str> {
+    /// The function or tracepoint that it went wrong with, where it was one.
+    pub fn hook(&self) -> Option<&str> {
         match self.kind() {
             ErrorKind::UnknownFunction { function, .. } | ErrorKind::NotTraceable { function, .. } => Some(function),
+            ErrorKind::UnknownTracepoint { tracepoint, .. } => Some(tracepoint),
+            ErrorKind::NoKey { hook, .. } => Some(hook),
             _ => None,
         }
     }
@@ -335,6 +359,10 @@ fn near_text(near: &[String]) -> String {
     format!("; did you mean {}?", near.join(" or "))
 }
 
+fn arguments_text(arguments: &[String]) -> String {
+    if arguments.is_empty() { "it has none".to_owned() } else { format!("it has: {}", arguments.join(", ")) }
+}
+
 fn log_text(log: &[String]) -> String {
     if log.is_empty() { String::new() } else { format!(": {}", log.join(" | ")) }
 }
@@ -357,7 +385,7 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 10] = [
+        let cases: [(ErrorKind, &str); 13] = [
             (
                 ErrorKind::UnknownFunction { function: "ip_rvc".into(), near: vec!["ip_rcv".into()] },
                 "this kernel has no function `ip_rvc`; did you mean `ip_rcv`?",
@@ -365,6 +393,23 @@ mod tests {
             (
                 ErrorKind::UnknownFunction { function: "x".into(), near: vec![] },
                 "this kernel has no function `x`; is its module loaded?",
+            ),
+            (
+                ErrorKind::UnknownTracepoint { tracepoint: "skb:kfree_skb".into(), near: vec!["kfree_skb".into()] },
+                "this kernel has no raw tracepoint `skb:kfree_skb`; did you mean `kfree_skb`?",
+            ),
+            (
+                ErrorKind::NoKey {
+                    hook: "ip_list_rcv".into(),
+                    key: "a packet (struct sk_buff *)",
+                    arguments: vec!["struct list_head *head".into(), "struct net_device *orig_dev".into()],
+                },
+                "`ip_list_rcv` has no argument that is a packet (struct sk_buff *); \
+                 it has: struct list_head *head, struct net_device *orig_dev",
+            ),
+            (
+                ErrorKind::NoKey { hook: "f".into(), key: "a socket (struct sock *)", arguments: vec![] },
+                "`f` has no argument that is a socket (struct sock *); it has none",
             ),
             (
                 ErrorKind::NoPrivilege { missing: vec![Capability::Bpf, Capability::Perfmon], user_namespace: false },

@@ -23,7 +23,7 @@ fn refusal(function: &str) -> ErrorKind {
     println!("{took:?}: {error}");
     assert!(took < ms(SOON), "{function}: {took:?}");
     assert!(error.to_string().contains(function) && !error.to_string().contains('\n'), "{error}");
-    assert_eq!(error.function(), Some(function));
+    assert_eq!(error.hook(), Some(function));
     crate::support::eventually("nothing is left attached", || ProgInfoIter::default().count() == programs);
     error.kind().clone()
 }
@@ -104,7 +104,7 @@ fn refused_by_name() {
 fn one_bad_function() {
     let builder = LatencyProbe::builder().function("tcp_recvmsg").function("no_such_fn_xyz").function("ip_rcv");
     let error = builder.attach().expect_err("one is unknown");
-    assert_eq!(error.function(), Some("no_such_fn_xyz"));
+    assert_eq!(error.hook(), Some("no_such_fn_xyz"));
 }
 
 /// Runs `watch` through a shell; its status must be 2, and its one line must be all that it says.
