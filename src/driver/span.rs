@@ -283,7 +283,7 @@ fn explain(failure: Failure, name: &str, target: &Target, mut log: Vec<String>) 
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{name}`"), &failure.error))
         }
         _ => {
-            let reason = kernel::why_not_attached(&target.function).unwrap_or_else(|| {
+            let reason = kernel::why_not_attached(target.module.as_deref(), &target.function).unwrap_or_else(|| {
                 log.drain(..log.len().saturating_sub(LOG_LINES));
                 NotTraceable::Refused { errno, log }
             });

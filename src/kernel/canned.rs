@@ -113,6 +113,10 @@ pub(super) fn vmlinux() -> Writer {
     w.func("specialised", int, &[("skb", plain_ptr)]);
     w.func("split", int, &[("skb", plain_ptr)]);
     w.func("state_show", int, &[("skb", plain_ptr)]);
+    w.func("twice", int, &[("skb", plain_ptr)]);
+    w.func("twice", int, &[("unused", plain_ptr)]);
+    w.func("differs", int, &[("skb", plain_ptr)]);
+    w.func("differs", int, &[("n", int)]);
     w.func("__traceiter_kfree_skb", int, &[("__data", plain_ptr), ("skb", plain_ptr), ("reason", reason)]);
     w.tracepoint("kfree_skb", &[plain_ptr, reason]);
     w.tracepoint("netif_rx", &[plain_ptr]);

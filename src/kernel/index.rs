@@ -70,6 +70,11 @@ impl Index {
         found.find(|values| !values.is_empty()).unwrap_or_default()
     }
 
+    #[cfg(test)]
+    pub(super) fn btf(&self) -> &Btf {
+        &self.btf
+    }
+
     pub(super) fn function_names(&self) -> impl Iterator<Item = &str> {
         self.functions.keys().map(|name| &**name)
     }

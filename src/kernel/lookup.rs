@@ -1,30 +1,27 @@
 //! Looking functions and tracepoints up by name.
 
 use std::cell::OnceCell;
-use std::cmp::Reverse;
 use std::fs;
 use std::io;
 use std::path::Path;
 
 use super::btf::BtfError;
+use super::explain::{Wanted, near, not_loaded};
 use super::index::Index;
+use super::installed::{self, Installed};
 use super::signature::{Return, Signature};
-use super::symbols;
-use super::{BTF_DIR, host};
+use super::symbols::{Code, Symbols};
+use super::{BTF_DIR, VMLINUX, host, refused};
 use crate::error::{Error, ErrorKind, NotTraceable};
 
-const VMLINUX: &str = "vmlinux";
 /// Words that a context can hold: MAX_BPF_FUNC_ARGS in the kernel's `include/linux/bpf.h`.
 const MOST_WORDS: u32 = 12;
-/// How many near names an error offers.
-const NEAR_NAMES: usize = 3;
-/// From this similarity on (0 to 1) a name counts as near.
-const NEAR: f64 = 0.85;
 
 /// What this kernel and its loaded modules have, as it is while this is in use. Modules are read once one is asked for.
 pub(crate) struct Kernel {
     vmlinux: Index,
     modules: OnceCell<Vec<Module>>,
+    symbols: Symbols,
 }
 
 /// A module that offers its BTF.
@@ -54,30 +51,6 @@ pub(crate) struct Tracepoint {
     pub(crate) signature: Signature,
 }
 
-/// A name as the user wrote it: `FUNCTION` or `MODULE:FUNCTION`.
-struct Wanted<'a> {
-    name: &'a str,
-    module: Option<&'a str>,
-    function: &'a str,
-}
-
-impl<'a> Wanted<'a> {
-    fn parse(name: &'a str) -> Self {
-        match name.split_once(':') {
-            Some((module, function)) => Self { name, module: Some(module), function },
-            None => Self { name, module: None, function: name },
-        }
-    }
-
-    fn may_be_in(&self, module: &str) -> bool {
-        self.module.is_none_or(|wanted| wanted == module)
-    }
-
-    fn reject<T>(&self, reason: NotTraceable) -> Result<T, Error> {
-        Err(Error::not_traceable(self.name, reason))
-    }
-}
-
 impl Kernel {
     /// Reads vmlinux's type information.
     pub(crate) fn open() -> Result<Self, Error> {
@@ -87,7 +60,7 @@ impl Kernel {
             _ => Error::system(format!("reading {path}"), error.raw_os_error().unwrap_or(0)),
         })?;
         let vmlinux = Index::parse(data, None).map_err(|error| unreadable(&path, &error))?;
-        Ok(Self { vmlinux, modules: OnceCell::new() })
+        Ok(Self { vmlinux, modules: OnceCell::new(), symbols: Symbols::default() })
     }
 
     /// Finds a function that can be traced, as far as its name, its signature and the kernel's symbols tell.
@@ -95,7 +68,7 @@ impl Kernel {
     /// `name` is `FUNCTION` or `MODULE:FUNCTION`. The kernel's own functions come before those of modules.
     pub(crate) fn function(&self, name: &str) -> Result<Function, Error> {
         let wanted = Wanted::parse(name);
-        if let Some(reason) = symbols::refused_by_name(wanted.function) {
+        if let Some(reason) = refused::by_name(wanted.function) {
             return wanted.reject(reason);
         }
         let mut found = Vec::new();
@@ -111,10 +84,13 @@ impl Kernel {
         if found.is_empty() {
             return Err(self.not_found(&wanted));
         }
+        let described = found.len();
+        // Where files declare a function with other names for its parameters, older kernels describe it more than once.
+        found.dedup_by(|(module, signature), (first, like)| module == first && signature.is_like(like));
         let (module, signature) = the_one(&wanted, found)?;
         check_signature(&wanted, &signature)?;
         let function = Function { name: wanted.function.to_owned(), module, signature };
-        check_only_copy(&wanted, &function)?;
+        self.check_code(&wanted, &function, described)?;
         Ok(function)
     }
 
@@ -131,7 +107,7 @@ impl Kernel {
         }
         // Elsewhere tracepoints are written as GROUP:NAME.
         let bare = name.rsplit(':').next().unwrap_or(name);
-        let near = self.near(bare, Index::tracepoint_names);
+        let near = near(bare, self.indexes().flat_map(Index::tracepoint_names));
         Err(ErrorKind::UnknownTracepoint { tracepoint: name.to_owned(), near }.into())
     }
 
@@ -155,31 +131,44 @@ impl Kernel {
         module.index.get_or_init(read).as_ref()
     }
 
-    /// Why a name isn't in any BTF.
-    fn not_found(&self, wanted: &Wanted<'_>) -> Error {
-        if let Some(reason) = symbols::why_not_in_btf(wanted.module, wanted.function) {
-            return Error::not_traceable(wanted.name, reason);
-        }
-        let near = self.near(wanted.function, Index::function_names);
-        ErrorKind::UnknownFunction { function: wanted.name.to_owned(), near }.into()
+    fn indexes(&self) -> impl Iterator<Item = &Index> {
+        [&self.vmlinux].into_iter().chain(self.modules_that(|_| true).map(|(_, index)| index))
     }
 
-    /// The names most like this one.
-    fn near<'a, Names: Iterator<Item = &'a str>>(
-        &'a self,
-        name: &str,
-        names: impl Fn(&'a Index) -> Names,
-    ) -> Vec<String> {
-        let mut near: Vec<(f64, &str)> = Vec::new();
-        let modules = self.modules_that(|_| true).map(|(_, index)| index);
-        for candidate in [&self.vmlinux].into_iter().chain(modules).flat_map(names) {
-            let similarity = strsim::jaro_winkler(name, candidate);
-            if similarity >= NEAR && !near.iter().any(|(_, known)| *known == candidate) {
-                near.push((similarity, candidate));
+    /// Refuses a function that has no code, and one that the kernel would confuse with another of the same name. Where
+    /// the symbols can't be read, `described` tells how many there are.
+    ///
+    /// It finds a function's code by its name. For a module's function it has looked in that module only since Linux 6.4;
+    /// nothing but its version tells.
+    fn check_code(&self, wanted: &Wanted<'_>, function: &Function, described: usize) -> Result<(), Error> {
+        let code = match &function.module {
+            None => self.symbols.code_in_kernel(&function.name),
+            Some(module) => {
+                let looks_in_module = host::kernel_version().is_none_or(|version| version >= (6, 4));
+                self.symbols.code_in_module(module, &function.name, looks_in_module)
             }
+        };
+        match code {
+            Code::Copies(1) => Ok(()),
+            Code::Unknown if described == 1 => Ok(()),
+            Code::Unknown => wanted.reject(NotTraceable::Indistinct { copies: described }),
+            Code::Copies(copies) => wanted.reject(NotTraceable::Indistinct { copies }),
+            Code::Missing(reason) => wanted.reject(reason),
         }
-        near.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| Reverse(b.1).cmp(&Reverse(a.1))));
-        near.into_iter().take(NEAR_NAMES).map(|(_, name)| name.to_owned()).collect()
+    }
+
+    /// Why a name isn't in any BTF.
+    fn not_found(&self, wanted: &Wanted<'_>) -> Error {
+        let not_traceable = |reason| Error::not_traceable(wanted.name, reason);
+        if let Some(reason) = self.symbols.why_not_in_btf(wanted.module.as_deref(), wanted.function) {
+            return not_traceable(reason);
+        }
+        let installed = Installed::read();
+        if let Some(error) = not_loaded(wanted, &installed, installed::is_loaded) {
+            return error;
+        }
+        let near = near(wanted.function, self.indexes().flat_map(Index::function_names));
+        ErrorKind::UnknownFunction { function: wanted.name.to_owned(), near }.into()
     }
 }
 
@@ -224,25 +213,6 @@ fn check_signature(wanted: &Wanted<'_>, signature: &Signature) -> Result<(), Err
     Ok(())
 }
 
-/// Refuses a function that the kernel would confuse with another of the same name.
-///
-/// It finds a function's code by its name. For a module's function it has looked in that module only since Linux 6.4;
-/// nothing but its version tells.
-fn check_only_copy(wanted: &Wanted<'_>, function: &Function) -> Result<(), Error> {
-    let copies = match &function.module {
-        None => symbols::copies_in_kernel(&function.name),
-        Some(module) => {
-            let (here, anywhere) = symbols::copies_of_module_function(module, &function.name);
-            let looks_in_module = host::kernel_version().is_none_or(|version| version >= (6, 4));
-            if looks_in_module { here } else { anywhere }
-        }
-    };
-    if copies > 1 {
-        return wanted.reject(NotTraceable::Indistinct { copies });
-    }
-    Ok(())
-}
-
 fn unreadable(path: &str, error: &BtfError) -> Error {
     // EBADMSG, as close as errno comes to "not the format that was promised".
     Error::system(format!("reading {path}: {error}"), 74)
@@ -252,6 +222,7 @@ fn unreadable(path: &str, error: &BtfError) -> Error {
 mod tests {
     use super::*;
     use crate::kernel::Param;
+    use crate::kernel::canned::{Writer, vmlinux};
 
     fn signature(words: &[u32], ret: Return) -> Signature {
         let param = |&words| Param { name: String::new(), ty: "int".to_owned(), words, points_to: None };
@@ -289,6 +260,81 @@ mod tests {
         assert_eq!(reason(found(&[Some("nft_ct"), Some("nf_nat")])), NotTraceable::Ambiguous { modules });
     }
 
+    /// A little kernel with two modules.
+    fn kernel(kallsyms: &str) -> Kernel {
+        let vmlinux = Index::parse(vmlinux().finish(), None).unwrap();
+        let module = |name: &str, functions: &[&str]| {
+            let mut w = Writer::on_top_of(vmlinux.btf());
+            for function in functions {
+                w.func(function, 1, &[("skb", 4)]);
+            }
+            w.tracepoint(&format!("{name}_event"), &[4]);
+            let index = Index::parse(w.finish(), Some(&vmlinux)).unwrap();
+            Module { name: name.to_owned(), index: OnceCell::from(Some(index)) }
+        };
+        let modules = vec![module("nf_nat", &["nf_nat_in", "help"]), module("nft_ct", &["help", "ip_rcv", "part"])];
+        Kernel { vmlinux, modules: OnceCell::from(modules), symbols: Symbols::canned(kallsyms) }
+    }
+
+    const KALLSYMS: &str = "\
+0 T ip_rcv
+0 T twice
+0 t differs
+0 t split
+0 t split.cold
+0 t specialised.constprop.0
+0 t specialised.constprop.0.cold
+0 t state_show
+0 t state_show
+0 t nf_nat_in\t[nf_nat]
+0 t help\t[nf_nat]
+0 t help\t[nft_ct]
+0 t part.part.0\t[nft_ct]
+";
+
+    /// Functions are found where they are; a module may be named as its file is.
+    #[test]
+    fn finds_functions() {
+        let kernel = kernel(KALLSYMS);
+        for (name, function, module) in [
+            ("ip_rcv", "ip_rcv", None),
+            ("vmlinux:ip_rcv", "ip_rcv", None),
+            ("split", "split", None),
+            ("twice", "twice", None),
+            ("nf_nat_in", "nf_nat_in", Some("nf_nat")),
+            ("nf-nat:help", "help", Some("nf_nat")),
+        ] {
+            // Before 6.4 the kernel would confuse the modules' copies, and this is as old as the kernel beneath.
+            let Ok(found) = kernel.function(name) else {
+                assert!(name.ends_with("help") && host::kernel_version() < Some((6, 4)), "{name}");
+                continue;
+            };
+            assert_eq!((found.name.as_str(), found.module.as_deref()), (function, module), "{name}");
+        }
+        assert_eq!(kernel.tracepoint("kfree_skb").unwrap().module, None);
+        assert_eq!(kernel.tracepoint("nft_ct_event").unwrap().module.as_deref(), Some("nft_ct"));
+    }
+
+    /// What the symbols say of a function that is in BTF, before the kernel is asked; nothing, where they are hidden.
+    #[test]
+    fn explains_missing_code() {
+        let kernel = kernel(KALLSYMS);
+        let reason = |name| reason(kernel.function(name));
+        assert_eq!(reason("merged"), NotTraceable::Inlined);
+        let symbols = vec!["specialised.constprop.0".to_owned()];
+        assert_eq!(reason("specialised"), NotTraceable::OptimisedVariant { symbols });
+        assert_eq!(reason("part"), NotTraceable::OptimisedVariant { symbols: vec!["part.part.0".to_owned()] });
+        assert_eq!(reason("nft_ct:ip_rcv"), NotTraceable::Inlined);
+        assert_eq!(reason("state_show"), NotTraceable::Indistinct { copies: 2 });
+        assert_eq!(reason("differs"), NotTraceable::Indistinct { copies: 2 });
+        let modules = vec!["nf_nat".to_owned(), "nft_ct".to_owned()];
+        assert_eq!(reason("help"), NotTraceable::Ambiguous { modules });
+        assert_eq!(reason("do_exit"), NotTraceable::NeverReturns);
+        let masked = self::kernel("");
+        assert_eq!(self::reason(masked.function("twice")), NotTraceable::Indistinct { copies: 2 });
+        assert!(["merged", "specialised", "state_show", "part"].iter().all(|name| masked.function(name).is_ok()));
+    }
+
     /// On the kernel that runs the test: a function is found, a wrong one is named with what it resembles.
     #[test]
     fn finds_functions_of_this_kernel() {
@@ -310,8 +356,12 @@ mod tests {
             }
             other => panic!("{other:?}"),
         }
-        let error = kernel.function("no_such_module:ip_rcv").unwrap_err();
-        assert!(matches!(error.kind(), ErrorKind::UnknownFunction { .. }), "{error}");
+        match kernel.function("no_such_module:ip_rcv").unwrap_err().kind() {
+            ErrorKind::UnknownModule { module, .. } => assert_eq!(module, "no_such_module"),
+            // Where nothing is known of the modules there are.
+            ErrorKind::NotTraceable { reason: NotTraceable::ModuleNotLoaded { .. }, .. } => {}
+            other => panic!("{other:?}"),
+        }
     }
 
     /// On the kernel that runs the test: a tracepoint, its arguments, and the values of one of them.

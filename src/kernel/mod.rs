@@ -5,9 +5,12 @@
 mod btf;
 #[cfg(test)]
 mod canned;
+mod explain;
 mod host;
 mod index;
+mod installed;
 mod lookup;
+mod refused;
 mod signature;
 mod symbols;
 
@@ -24,6 +27,8 @@ use crate::error::{Capability, Error, ErrorKind};
 
 /// Where the kernel shows its own type information, and its modules'.
 const BTF_DIR: &str = "/sys/kernel/btf";
+/// What the kernel itself is called where modules are.
+const VMLINUX: &str = "vmlinux";
 
 /// What it means that the kernel refuses a process with every capability that it asks for; `None`: that it does.
 pub(crate) fn why_refused_with_all_capabilities() -> Option<Error> {

@@ -54,6 +54,16 @@ impl Signature {
         self.params.iter().take(param).map(|param| param.words).sum()
     }
 
+    /// Whether both are the same but for the parameters' names.
+    pub(super) fn is_like(&self, other: &Self) -> bool {
+        let unnamed = |signature: &Self| {
+            let mut signature = signature.clone();
+            signature.params.iter_mut().for_each(|param| param.name.clear());
+            signature
+        };
+        unnamed(self) == unnamed(other)
+    }
+
     /// Of a function's prototype, without its first `skip` parameters.
     fn of(proto: &Type<'_>, skip: usize) -> Option<Self> {
         if proto.kind() != kind::FUNC_PROTO {
