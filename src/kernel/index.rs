@@ -1,6 +1,6 @@
 //! One BTF and what it has under which name.
 
-use std::collections::HashMap;
+use std::hash::{DefaultHasher, Hasher as _};
 use std::sync::Arc;
 
 use super::btf::{Btf, BtfError, kind};
@@ -15,43 +15,69 @@ const NAMESAKES: [&str; 2] = ["__traceiter_", "__bpf_trace_"];
 /// A BTF, with the ids of its functions and tracepoints by name.
 pub(super) struct Index {
     btf: Arc<Btf>,
-    functions: HashMap<Box<str>, Vec<u32>>,
-    tracepoints: HashMap<Box<str>, u32>,
+    functions: ByHash,
+    tracepoints: ByHash,
+}
+
+/// Types by the hashes of their names, sorted. A map of the names takes several times as long to make as the types take
+/// to read, for the sake of a few look-ups.
+struct ByHash(Vec<(u64, u32)>);
+
+impl ByHash {
+    fn new<'a>(types: impl Iterator<Item = (u32, &'a str)>) -> Self {
+        let mut types: Vec<_> = types.map(|(id, name)| (hash(name), id)).collect();
+        types.sort_unstable();
+        Self(types)
+    }
+
+    /// The types whose names have the same hash, in their order.
+    fn like(&self, name: &str) -> impl Iterator<Item = u32> {
+        let wanted = hash(name);
+        let first = self.0.partition_point(|&(hash, _)| hash < wanted);
+        self.0[first..].iter().take_while(move |&&(hash, _)| hash == wanted).map(|&(_, id)| id)
+    }
+}
+
+/// The ids and names of a BTF's functions.
+fn functions(btf: &Btf) -> impl Iterator<Item = (u32, &str)> {
+    btf.own_types().filter(|(_, ty)| ty.kind() == kind::FUNC).filter_map(|(id, ty)| Some((id, ty.name()?)))
+}
+
+/// The ids of the tracepoints' types, and the tracepoints' names.
+fn tracepoints(btf: &Btf) -> impl Iterator<Item = (u32, &str)> {
+    let typedefs = btf.own_types().filter(|(_, ty)| ty.kind() == kind::TYPEDEF);
+    typedefs.filter_map(|(id, ty)| Some((id, bare(ty.name()?)?)))
+}
+
+/// The name of the tracepoint whose type this is.
+fn bare(name: &str) -> Option<&str> {
+    name.strip_prefix(TRACEPOINT)
+}
+
+fn hash(name: &str) -> u64 {
+    let mut hasher = DefaultHasher::new();
+    hasher.write(name.as_bytes());
+    hasher.finish()
 }
 
 impl Index {
     /// Reads `data`; `base` is vmlinux's where `data` is a module's.
     pub(super) fn parse(data: Vec<u8>, base: Option<&Self>) -> Result<Self, BtfError> {
         let btf = Arc::new(Btf::parse(data, base.map(|base| Arc::clone(&base.btf)))?);
-        let mut functions: HashMap<Box<str>, Vec<u32>> = HashMap::new();
-        let mut tracepoints = HashMap::new();
-        for (id, ty) in btf.own_types() {
-            match ty.kind() {
-                kind::FUNC => {
-                    if let Some(name) = ty.name() {
-                        functions.entry(name.into()).or_default().push(id);
-                    }
-                }
-                kind::TYPEDEF => {
-                    if let Some(name) = ty.name().and_then(|name| name.strip_prefix(TRACEPOINT)) {
-                        tracepoints.insert(name.into(), id);
-                    }
-                }
-                _ => {}
-            }
-        }
+        let (functions, tracepoints) = (ByHash::new(functions(&btf)), ByHash::new(tracepoints(&btf)));
         Ok(Self { btf, functions, tracepoints })
     }
 
     /// The signatures of all functions of this name.
     pub(super) fn functions(&self, name: &str) -> Vec<Signature> {
-        let ids = self.functions.get(name).map_or(&[][..], Vec::as_slice);
-        ids.iter().filter_map(|&id| self.btf.signature(id)).collect()
+        let named = self.functions.like(name).filter(|&id| self.name(id) == Some(name));
+        named.filter_map(|id| self.btf.signature(id)).collect()
     }
 
     /// What the tracepoint of this name hands over.
     pub(super) fn tracepoint(&self, name: &str) -> Option<Signature> {
-        let mut signature = self.btf.tracepoint(*self.tracepoints.get(name)?)?;
+        let id = self.tracepoints.like(name).find(|&id| self.name(id).and_then(bare) == Some(name))?;
+        let mut signature = self.btf.tracepoint(id)?;
         let namesakes = NAMESAKES.iter().flat_map(|prefix| self.functions(&format!("{prefix}{name}")));
         // As with the types, the first is the tracepoint's own data.
         if let Some(namesake) = namesakes.into_iter().find(|found| found.params.len() == signature.params.len() + 1) {
@@ -76,11 +102,15 @@ impl Index {
     }
 
     pub(super) fn function_names(&self) -> impl Iterator<Item = &str> {
-        self.functions.keys().map(|name| &**name)
+        functions(&self.btf).map(|(_, name)| name)
     }
 
     pub(super) fn tracepoint_names(&self) -> impl Iterator<Item = &str> {
-        self.tracepoints.keys().map(|name| &**name)
+        tracepoints(&self.btf).map(|(_, name)| name)
+    }
+
+    fn name(&self, id: u32) -> Option<&str> {
+        self.btf.type_at(id)?.name()
     }
 }
 
