@@ -159,13 +159,12 @@ impl Kernel {
 
     /// Why a name isn't in any BTF.
     fn not_found(&self, wanted: &Wanted<'_>) -> Error {
-        let not_traceable = |reason| Error::not_traceable(wanted.name, reason);
-        if let Some(reason) = self.symbols.why_not_in_btf(wanted.module.as_deref(), wanted.function) {
-            return not_traceable(reason);
-        }
-        let installed = Installed::read();
-        if let Some(error) = not_loaded(wanted, &installed, installed::is_loaded) {
+        // First what takes the least time to find out.
+        if let Some(error) = not_loaded(wanted, &Installed::read(), installed::is_loaded) {
             return error;
+        }
+        if let Some(reason) = self.symbols.why_not_in_btf(wanted.module.as_deref(), wanted.function) {
+            return Error::not_traceable(wanted.name, reason);
         }
         let near = near(wanted.function, self.indexes().flat_map(Index::function_names));
         ErrorKind::UnknownFunction { function: wanted.name.to_owned(), near }.into()
