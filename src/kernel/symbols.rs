@@ -53,8 +53,8 @@ impl Symbols {
     fn kernel(&self) -> &Names {
         static KERNEL: OnceLock<Arc<Names>> = OnceLock::new();
         let read = || {
-            let (kernel, modules) = read_kallsyms();
-            // What has been read anyway.
+            let (kernel, modules) = read_kallsyms(true);
+            // As they have been read anyway.
             let _ = self.modules.set(modules);
             Arc::new(kernel)
         };
@@ -65,7 +65,7 @@ impl Symbols {
     fn modules(&self) -> &Names {
         // The kernel's come first: if they have to be read, these are read with them.
         self.kernel();
-        self.modules.get_or_init(|| read_kallsyms().1)
+        self.modules.get_or_init(|| read_kallsyms(false).1)
     }
 
     /// Whether a function of the kernel itself has code, and how many have its name: it attaches to one of them, and
@@ -192,21 +192,23 @@ fn split(entry: &str) -> (&str, Option<&str>) {
     entry.split_once('\t').map_or((entry, None), |(name, module)| (name, Some(module)))
 }
 
-/// The functions of the kernel itself, and those of its modules; none where they can't be read.
-fn read_kallsyms() -> (Names, Names) {
-    File::open(KALLSYMS).map(|file| parse(BufReader::with_capacity(1 << 16, file))).unwrap_or_default()
+/// The functions of the kernel itself, if they are wanted, and those of its modules; none where they can't be read.
+fn read_kallsyms(kernel_too: bool) -> (Names, Names) {
+    let Ok(file) = File::open(KALLSYMS) else { return Default::default() };
+    parse(BufReader::with_capacity(1 << 16, file), kernel_too)
 }
 
 /// Lines are `ADDRESS TYPE NAME`, in modules followed by a tab and `[MODULE]`.
-fn parse(mut kallsyms: impl BufRead) -> (Names, Names) {
+fn parse(mut kallsyms: impl BufRead, kernel_too: bool) -> (Names, Names) {
     let (mut kernel, mut modules) = (Names::default(), Names::default());
     let mut line = Vec::new();
     while kallsyms.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
         let mut words = std::str::from_utf8(&line).unwrap_or_default().split_ascii_whitespace().skip(1);
         if let (Some("t" | "T" | "w" | "W"), Some(name)) = (words.next(), words.next()) {
             match words.next() {
-                None => kernel.push(name, None),
                 Some(module) => modules.push(name, Some(module.trim_matches(['[', ']']))),
+                None if kernel_too => kernel.push(name, None),
+                None => {}
             }
         }
         line.clear();
@@ -241,7 +243,7 @@ fn is_listed(list: impl BufRead, module: Option<&str>, function: &str) -> Option
 impl Symbols {
     /// From a text like that of `/proc/kallsyms`.
     pub(super) fn canned(kallsyms: &str) -> Self {
-        let (kernel, modules) = parse(kallsyms.as_bytes());
+        let (kernel, modules) = parse(kallsyms.as_bytes(), true);
         Self { kernel: OnceCell::from(Arc::new(kernel)), modules: OnceCell::from(modules) }
     }
 }
