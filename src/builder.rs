@@ -5,10 +5,10 @@ use std::ops::RangeInclusive;
 use crossbeam_channel::bounded;
 
 use crate::decode::SpanKind;
-use crate::driver::{self, Reader, Shared};
+use crate::driver::{self, Reader, Shared, Target};
 use crate::error::Error;
 use crate::event::SpanName;
-use crate::kernel::{self, Functions, Target};
+use crate::kernel::{self, Kernel};
 use crate::pairing::Pairing;
 use crate::probe::{LatencyProbe, SpanInfo};
 
@@ -118,7 +118,9 @@ impl LatencyProbeBuilder {
         })?;
         kernel::check_privileges()?;
         let names: Vec<_> = functions.iter().map(String::as_str).collect();
-        let targets = Functions::open()?.resolve(&names)?;
+        let kernel = Kernel::open()?;
+        let targets: Vec<Target> =
+            names.iter().map(|name| kernel.function(name).map(Target::from)).collect::<Result<_, _>>()?;
         check_distinct(&names, &targets)?;
 
         let store = driver::choose_store()?;

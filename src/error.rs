@@ -1,7 +1,11 @@
 //! What can go wrong, with what, and what to do about it.
 
+mod reason;
+
 use std::fmt;
 use std::io;
+
+pub use reason::NotTraceable;
 
 /// Every failure of this crate.
 ///
@@ -38,13 +42,47 @@ pub enum ErrorKind {
     },
 
     /// This kernel, with the modules that are loaded now, has no function of that name.
-    #[error("this kernel has no function `{function}`{}", near_text(near))]
+    #[error("this kernel has no function `{function}`{}", near_text(near, OTHER_MODULE))]
     #[non_exhaustive]
     UnknownFunction {
         /// The name that was asked for.
         function: String,
         /// Up to three names that look like it, the nearest first.
         near: Vec<String>,
+    },
+
+    /// This kernel, with the modules that are loaded now, has no raw tracepoint of that name.
+    #[error("this kernel has no raw tracepoint `{tracepoint}`{}", near_text(near, OTHER_MODULE))]
+    #[non_exhaustive]
+    UnknownTracepoint {
+        /// The name that was asked for.
+        tracepoint: String,
+        /// Up to three names that look like it, the nearest first.
+        near: Vec<String>,
+    },
+
+    /// This kernel has no module of that name, neither loaded nor to be loaded.
+    #[error("`{function}`: this kernel has no module `{module}`{}", near_text(near, ""))]
+    #[non_exhaustive]
+    UnknownModule {
+        /// The name that was asked for, as `MODULE:FUNCTION`.
+        function: String,
+        /// The module.
+        module: String,
+        /// Up to three names that look like the module's, the nearest first.
+        near: Vec<String>,
+    },
+
+    /// The hook has no argument that could be the key of its span.
+    #[error("`{hook}` has no argument that is {key}; {}", arguments_text(arguments))]
+    #[non_exhaustive]
+    NoKey {
+        /// The function or tracepoint.
+        hook: String,
+        /// What was looked for, such as `a packet (struct sk_buff *)`.
+        key: &'static str,
+        /// What it has, as C declares it.
+        arguments: Vec<String>,
     },
 
     /// The function exists but fentry/fexit programs can't be attached to it.
@@ -96,83 +134,6 @@ pub enum ErrorKind {
         action: String,
         /// The kernel's answer.
         errno: i32,
-    },
-}
-
-/// Why a function can't be traced.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[non_exhaustive]
-pub enum NotTraceable {
-    /// The compiler left only specialised copies of it, which are no functions of that name any more.
-    #[error("the compiler left only specialised copies of it ({})", .symbols.join(", "))]
-    #[non_exhaustive]
-    OptimisedVariant {
-        /// Their names, such as `name.isra.0`.
-        symbols: Vec<String>,
-    },
-    /// It has no code of its own: inlined into its callers everywhere.
-    #[error("it was inlined into its callers and has no code of its own in this kernel")]
-    Inlined,
-    /// The kernel excludes it from tracing.
-    #[error("the kernel excludes it from tracing (it is not in available_filter_functions)")]
-    Excluded,
-    /// The kernel has it, but says nothing of its arguments.
-    #[error("the kernel's type information leaves it out")]
-    Untyped,
-    /// Its arguments take more registers than this kernel's trampolines save.
-    #[error(
-        "its arguments take {words} registers, more than this kernel can save \
-         (6 before Linux 6.6 on x86-64, 12 from then on)"
-    )]
-    #[non_exhaustive]
-    TooManyArguments {
-        /// The registers that they take.
-        words: u32,
-    },
-    /// It takes a variable number of arguments.
-    #[error("it takes a variable number of arguments")]
-    Variadic,
-    /// It returns a struct, a union or a float, which fexit can't hand over.
-    #[error("it returns a value that fits no register")]
-    ReturnsAggregate,
-    /// It never returns, so it has no latency, and each call would leave a started span behind.
-    #[error("it never returns")]
-    NeverReturns,
-    /// It is part of what the probe's own programs use: spin locks, clocks, RCU, BPF maps.
-    #[error("it is part of what the probe's own programs use")]
-    ProbePath,
-    /// Several functions of this kernel have this name.
-    #[error("{} functions have this name ({}): say which, as MODULE:FUNCTION", .modules.len(), .modules.join(", "))]
-    #[non_exhaustive]
-    Ambiguous {
-        /// The modules they are in, `vmlinux` for the kernel itself.
-        modules: Vec<String>,
-    },
-    /// Several functions have this name, and this kernel would attach to any of them.
-    #[error("it is one of {copies} functions of this name, which this kernel can't tell apart")]
-    #[non_exhaustive]
-    Indistinct {
-        /// How many there are.
-        copies: usize,
-    },
-    /// It is in a module whose type information the kernel doesn't offer: before 5.11 it has none of any module.
-    #[error("it is in module {module}, of which this kernel has no type information (before Linux 5.11: of no module)")]
-    #[non_exhaustive]
-    ModuleWithoutBtf {
-        /// The module.
-        module: String,
-    },
-    /// As many programs are attached to it as the kernel allows.
-    #[error("as many programs are attached to it as the kernel allows (38 on most kernels, two for each span)")]
-    TooManyProbes,
-    /// The kernel refused the program or the attachment.
-    #[error("the kernel refused it ({}){}", errno_text(*errno), log_text(log))]
-    #[non_exhaustive]
-    Refused {
-        /// The kernel's answer.
-        errno: i32,
-        /// The last lines that libbpf and the kernel's verifier had to say.
-        log: Vec<String>,
     },
 }
 
@@ -241,10 +202,14 @@ impl Error {
         &self.0.kind
     }
 
-    /// The function that it went wrong with, where it was one.
-    pub fn function(&self) -> Option<&str> {
+    /// The function or tracepoint that it went wrong with, where it was one.
+    pub fn hook(&self) -> Option<&str> {
         match self.kind() {
-            ErrorKind::UnknownFunction { function, .. } | ErrorKind::NotTraceable { function, .. } => Some(function),
+            ErrorKind::UnknownFunction { function, .. }
+            | ErrorKind::UnknownModule { function, .. }
+            | ErrorKind::NotTraceable { function, .. } => Some(function),
+            ErrorKind::UnknownTracepoint { tracepoint, .. } => Some(tracepoint),
+            ErrorKind::NoKey { hook, .. } => Some(hook),
             _ => None,
         }
     }
@@ -327,16 +292,19 @@ fn lockdown_text(lockdown: Option<Lockdown>) -> String {
     }
 }
 
-fn near_text(near: &[String]) -> String {
+/// What may help where no name comes near.
+const OTHER_MODULE: &str = "; is its module loaded?";
+
+fn near_text(near: &[String], otherwise: &str) -> String {
     if near.is_empty() {
-        return "; is its module loaded?".to_owned();
+        return otherwise.to_owned();
     }
     let near: Vec<_> = near.iter().map(|name| format!("`{name}`")).collect();
     format!("; did you mean {}?", near.join(" or "))
 }
 
-fn log_text(log: &[String]) -> String {
-    if log.is_empty() { String::new() } else { format!(": {}", log.join(" | ")) }
+fn arguments_text(arguments: &[String]) -> String {
+    if arguments.is_empty() { "it has none".to_owned() } else { format!("it has: {}", arguments.join(", ")) }
 }
 
 fn list(capabilities: &[Capability]) -> String {
@@ -357,7 +325,7 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 10] = [
+        let cases: [(ErrorKind, &str); 14] = [
             (
                 ErrorKind::UnknownFunction { function: "ip_rvc".into(), near: vec!["ip_rcv".into()] },
                 "this kernel has no function `ip_rvc`; did you mean `ip_rcv`?",
@@ -365,6 +333,35 @@ mod tests {
             (
                 ErrorKind::UnknownFunction { function: "x".into(), near: vec![] },
                 "this kernel has no function `x`; is its module loaded?",
+            ),
+            (
+                ErrorKind::UnknownTracepoint { tracepoint: "skb:kfree_skb".into(), near: vec!["kfree_skb".into()] },
+                "this kernel has no raw tracepoint `skb:kfree_skb`; did you mean `kfree_skb`?",
+            ),
+            (
+                ErrorKind::UnknownModule {
+                    function: "nf_table:f".into(),
+                    module: "nf_table".into(),
+                    near: vec!["nf_tables".into()],
+                },
+                "`nf_table:f`: this kernel has no module `nf_table`; did you mean `nf_tables`?",
+            ),
+            (
+                ErrorKind::UnknownModule { function: "m:f".into(), module: "m".into(), near: vec![] },
+                "`m:f`: this kernel has no module `m`",
+            ),
+            (
+                ErrorKind::NoKey {
+                    hook: "ip_list_rcv".into(),
+                    key: "a packet (struct sk_buff *)",
+                    arguments: vec!["struct list_head *head".into(), "struct net_device *orig_dev".into()],
+                },
+                "`ip_list_rcv` has no argument that is a packet (struct sk_buff *); \
+                 it has: struct list_head *head, struct net_device *orig_dev",
+            ),
+            (
+                ErrorKind::NoKey { hook: "f".into(), key: "a socket (struct sock *)", arguments: vec![] },
+                "`f` has no argument that is a socket (struct sock *); it has none",
             ),
             (
                 ErrorKind::NoPrivilege { missing: vec![Capability::Bpf, Capability::Perfmon], user_namespace: false },
@@ -388,13 +385,6 @@ mod tests {
             (
                 ErrorKind::NotTraceable { function: "do_exit".into(), reason: NotTraceable::NeverReturns },
                 "`do_exit` can't be traced: it never returns",
-            ),
-            (
-                ErrorKind::NotTraceable {
-                    function: "f".into(),
-                    reason: NotTraceable::Refused { errno: 22, log: vec!["a".into(), "b".into()] },
-                },
-                "`f` can't be traced: the kernel refused it (errno 22: Invalid argument): a | b",
             ),
             (
                 ErrorKind::System { action: "creating the ring buffer".into(), errno: 12 },

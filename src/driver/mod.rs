@@ -13,7 +13,7 @@ use libbpf_rs::{ErrorExt as _, MapCore as _, MapFlags, MapHandle, MapType, libbp
 
 pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub(crate) use reader::Reader;
-pub(crate) use span::{AttachedSpan, attach, choose_store};
+pub(crate) use span::{AttachedSpan, Target, attach, choose_store};
 
 use self::span::Programs;
 use crate::error::{Capability, Error};

@@ -10,7 +10,7 @@ use libbpf_rs::{ErrorExt as _, Link, MapCore as _, MapFlags, MapHandle, OpenProg
 
 use super::{ENOMEM, EPERM, FIRST_KEY, Shared, errno, messages, refusal, system_error};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
-use crate::kernel::{self, Return, Target};
+use crate::kernel::{self, Function, Return};
 use crate::pairing::Store;
 use crate::wire::{Counters, SETS, State, WAYS};
 
@@ -84,6 +84,34 @@ pub(crate) struct Snapshot {
     pub(crate) counters: Counters,
     pub(crate) open: u64,
     pub(crate) skipped: Skipped,
+}
+
+/// A function, and what loading a span for it takes to know of it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Target {
+    /// Without the module's name.
+    pub(crate) function: String,
+    /// `None`: in the kernel itself.
+    pub(crate) module: Option<String>,
+    /// 64-bit words of the fentry context that the arguments take.
+    pub(crate) arg_words: u32,
+    /// The word that is a `struct sk_buff *`.
+    pub(crate) skb_word: Option<u32>,
+    pub(crate) ret: Return,
+}
+
+impl From<Function> for Target {
+    fn from(function: Function) -> Self {
+        let Function { name, module, signature } = function;
+        let skb = signature.params.iter().position(|param| param.points_to.as_deref() == Some("sk_buff"));
+        Self {
+            function: name,
+            module,
+            arg_words: signature.words(),
+            skb_word: skb.map(|param| signature.word_of(param)),
+            ret: signature.ret,
+        }
+    }
 }
 
 /// Loads and attaches the span number `index`, for calls of `target`; on failure nothing of it is left.
@@ -255,7 +283,7 @@ fn explain(failure: Failure, name: &str, target: &Target, mut log: Vec<String>) 
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{name}`"), &failure.error))
         }
         _ => {
-            let reason = kernel::why_not_attached(&target.function).unwrap_or_else(|| {
+            let reason = kernel::why_not_attached(target.module.as_deref(), &target.function).unwrap_or_else(|| {
                 log.drain(..log.len().saturating_sub(LOG_LINES));
                 NotTraceable::Refused { errno, log }
             });

@@ -39,7 +39,13 @@ pub(crate) fn locked_memory_is_limited() -> bool {
 
 /// The kernel's version, major and minor. For the rare questions that nothing else answers.
 pub(super) fn kernel_version() -> Option<(u32, u32)> {
-    parse_version(&fs::read_to_string("/proc/sys/kernel/osrelease").ok()?)
+    parse_version(&release()?)
+}
+
+/// The kernel's release, which names the directory of its modules.
+pub(super) fn release() -> Option<String> {
+    let release = fs::read_to_string("/proc/sys/kernel/osrelease").ok()?;
+    Some(release.trim_end().to_owned())
 }
 
 fn parse_version(release: &str) -> Option<(u32, u32)> {

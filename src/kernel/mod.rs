@@ -1,35 +1,34 @@
-//! What this kernel has: which functions, with which signatures, and what this process may do with them.
+//! What this kernel has: which functions and tracepoints, with which signatures, and what this process may do with them.
 //!
 //! Everything here reads files of `/sys` and `/proc`; nothing is loaded or attached.
 
 mod btf;
-mod functions;
+#[cfg(test)]
+mod canned;
+mod explain;
 mod host;
+mod index;
+mod installed;
+mod lookup;
+mod refused;
+mod signature;
 mod symbols;
 
-pub(crate) use btf::Return;
-pub(crate) use functions::Functions;
 pub(crate) use host::{lacks, lockdown, locked_memory_is_limited};
+#[allow(unused_imports, reason = "for spans between any hooks")]
+pub(crate) use lookup::Tracepoint;
+pub(crate) use lookup::{Function, Kernel};
+pub(crate) use signature::Return;
+#[allow(unused_imports, reason = "for spans between any hooks")]
+pub(crate) use signature::{Param, Signature};
 pub(crate) use symbols::why_not_attached;
 
 use crate::error::{Capability, Error, ErrorKind};
 
 /// Where the kernel shows its own type information, and its modules'.
 const BTF_DIR: &str = "/sys/kernel/btf";
-
-/// A function of this kernel, with all that attaching to it and reading its calls takes.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Target {
-    /// Without the module's name.
-    pub(crate) function: String,
-    /// `None`: in the kernel itself.
-    pub(crate) module: Option<String>,
-    /// 64-bit words of the fentry context that the arguments take.
-    pub(crate) arg_words: u32,
-    /// The word that is a `struct sk_buff *`.
-    pub(crate) skb_word: Option<u32>,
-    pub(crate) ret: Return,
-}
+/// What the kernel itself is called where modules are.
+const VMLINUX: &str = "vmlinux";
 
 /// What it means that the kernel refuses a process with every capability that it asks for; `None`: that it does.
 pub(crate) fn why_refused_with_all_capabilities() -> Option<Error> {

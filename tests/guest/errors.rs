@@ -10,7 +10,7 @@ use std::time::Instant;
 use dwell::{ErrorKind, LatencyProbe, NotTraceable};
 use libbpf_rs::query::ProgInfoIter;
 
-use crate::support::{example, ms, run, shell};
+use crate::support::{example, finish, ms, only, probe, run, shell};
 
 /// Emulation is some twenty times slower than the machines for which a second is promised.
 const SOON: u64 = 5_000;
@@ -23,7 +23,7 @@ fn refusal(function: &str) -> ErrorKind {
     println!("{took:?}: {error}");
     assert!(took < ms(SOON), "{function}: {took:?}");
     assert!(error.to_string().contains(function) && !error.to_string().contains('\n'), "{error}");
-    assert_eq!(error.function(), Some(function));
+    assert_eq!(error.hook(), Some(function));
     crate::support::eventually("nothing is left attached", || ProgInfoIter::default().count() == programs);
     error.kind().clone()
 }
@@ -90,6 +90,67 @@ fn excluded_functions() {
     assert_eq!(reason("do_syscall_64"), NotTraceable::Excluded);
 }
 
+/// A module that isn't loaded is named, whether or not the user named it; loading it helps, where it has types.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn modules_not_loaded() {
+    for function in ["vxlan_fdb_find_uc", "vxlan:vxlan_fdb_find_uc", "vxlan:whatever"] {
+        match reason(function) {
+            NotTraceable::ModuleNotLoaded { module, .. } => assert_eq!(module, "vxlan", "{function}"),
+            other => panic!("{function}: {other}"),
+        }
+    }
+    run("modprobe vxlan");
+    if crate::support::kernel_version() < (5, 11) {
+        match reason("vxlan_fdb_find_uc") {
+            NotTraceable::ModuleWithoutBtf { module, .. } => assert_eq!(module, "vxlan"),
+            other => panic!("{other}"),
+        }
+        return;
+    }
+    drop(probe(&["vxlan_fdb_find_uc"]));
+    drop(probe(&["vxlan:vxlan_fdb_find_uc"]));
+    assert_eq!(reason("vxlan:vxlan_init_module"), NotTraceable::Inlined, "it has run and is gone");
+    match refusal("vxlan:vxlan_fdb_find_cu") {
+        ErrorKind::UnknownFunction { near, .. } => assert!(near.contains(&"vxlan_fdb_find_uc".to_owned()), "{near:?}"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// Modules that are part of the kernel, and modules that there aren't.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn no_such_modules() {
+    match reason("tcp-cubic:cubictcp_init") {
+        NotTraceable::ModuleBuiltIn { module, .. } => assert_eq!(module, "tcp_cubic"),
+        other => panic!("{other}"),
+    }
+    for (wrong, right) in [("nf_table:nft_do_chain", "nf_tables"), ("vlxan:vxlan_xmit", "vxlan")] {
+        match refusal(wrong) {
+            ErrorKind::UnknownModule { near, .. } => assert!(near.contains(&right.to_owned()), "{near:?}"),
+            other => panic!("{other:?}"),
+        }
+    }
+    match refusal("no_such_module_at_all:ip_rcv") {
+        ErrorKind::UnknownModule { module, .. } => assert_eq!(module, "no_such_module_at_all"),
+        other => panic!("{other:?}"),
+    }
+}
+
+/// System calls, which Linux 6.1's type information has twice each, are one function all the same.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn described_twice() {
+    if crate::support::kernel_version() < (5, 11) {
+        println!("this kernel doesn't let programs read what is only declared, as these arguments are");
+        return;
+    }
+    let probe = probe(&["__x64_sys_listen"]);
+    drop(std::net::TcpListener::bind("127.0.0.1:0").expect("a free port"));
+    let (_, ledger) = finish(probe);
+    assert_eq!(only(&ledger).started, 1);
+}
+
 /// What never returns has no latency; what the probe itself runs through would never end.
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
@@ -104,7 +165,7 @@ fn refused_by_name() {
 fn one_bad_function() {
     let builder = LatencyProbe::builder().function("tcp_recvmsg").function("no_such_fn_xyz").function("ip_rcv");
     let error = builder.attach().expect_err("one is unknown");
-    assert_eq!(error.function(), Some("no_such_fn_xyz"));
+    assert_eq!(error.hook(), Some("no_such_fn_xyz"));
 }
 
 /// Runs `watch` through a shell; its status must be 2, and its one line must be all that it says.
