@@ -9,7 +9,7 @@ mod symbols;
 
 pub(crate) use btf::Return;
 pub(crate) use functions::Functions;
-pub(crate) use host::{lacks, lockdown, locked_memory_is_limited};
+pub(crate) use host::{btf_size, holds, lacks, lockdown, locked_memory_is_limited, modules_with_btf, user_namespace};
 pub(crate) use symbols::why_not_attached;
 
 use crate::error::{Capability, Error, ErrorKind};
