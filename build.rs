@@ -7,7 +7,7 @@ use std::process::{Command, exit};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const OBJECTS: [&str; 2] = ["dwell", "features"];
+const OBJECTS: [&str; 3] = ["dwell", "features", "feature_session"];
 const HEADERS: [&str; 4] = ["dwell.h", "kernel.h", "args.bpf.h", "inflight.bpf.h"];
 const OLDEST_CLANG: u32 = 14;
 

@@ -40,6 +40,21 @@
 //! | on 5.10 | no functions of modules; `CAP_SYS_RESOURCE`, or an `RLIMIT_MEMLOCK` of 8 MiB or more |
 //! | to build | clang 14 or later, the headers of libelf and zlib, `pkg-config` |
 //!
+//! # Will it work here?
+//!
+//! [`Support::probe`] says what this machine lets this process measure, found by trying; and where something is missing,
+//! why, and what to do. Where functions can't be traced, tracepoints often can.
+//!
+//! ```
+//! use dwell::{Feature, Support};
+//!
+//! let support = Support::probe();
+//! if !support.can_trace_functions() {
+//!     eprintln!("{support}");
+//! }
+//! # let _ = support.has(Feature::Sessions);
+//! ```
+//!
 //! # From event to program
 //!
 //! [`LatencyProbe::events`] is a bounded crossbeam channel, to iterate over, to [`select!`] on, or to clone and hand to
@@ -72,6 +87,7 @@ mod kernel;
 mod ledger;
 mod pairing;
 mod probe;
+mod support;
 mod wire;
 
 pub use builder::LatencyProbeBuilder;
@@ -81,6 +97,7 @@ pub use event::{Comm, LatencyEvent, MonotonicTime, Skb, SpanName};
 pub use ledger::{Ledger, SpanLedger};
 pub use pairing::{Pairing, Store};
 pub use probe::{LatencyProbe, SpanInfo};
+pub use support::{Answer, Check, Feature, Support};
 
 /// Receives events; crossbeam's, re-exported so that it can be named without depending on that crate.
 pub use crossbeam_channel::Receiver;

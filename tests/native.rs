@@ -6,7 +6,7 @@
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
-use dwell::{ErrorKind, LatencyProbe};
+use dwell::{Answer, ErrorKind, Feature, LatencyProbe, Support};
 
 /// These tests time what they do, and count what this process holds.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -69,4 +69,28 @@ fn failures_leave_nothing() {
     let names = std::fs::read_dir("/proc/self/task").expect("/proc is mounted").flatten();
     let names: Vec<_> = names.filter_map(|task| std::fs::read_to_string(task.path().join("comm")).ok()).collect();
     assert!(!names.iter().any(|name| name.starts_with("dwell-reader")), "{names:?}");
+}
+
+/// The report has an answer and a cause for everything, a remedy for what is needed and missing, leaves no descriptor,
+/// and is right about what a probe meets.
+#[test]
+fn support_report() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let descriptors = || std::fs::read_dir("/proc/self/fd").expect("/proc is mounted").count();
+    let held = descriptors();
+    let before = Instant::now();
+    let support = Support::probe();
+    let took = before.elapsed();
+    println!("{support}");
+    assert!(took < Duration::from_secs(2), "it took {took:?}");
+    assert_eq!(descriptors(), held);
+    assert_eq!(Support::probe(), support);
+    assert!(!support.kernel().is_empty() && !support.architecture().is_empty());
+    for check in support.checks() {
+        assert_eq!(support.get(check.feature), Some(check));
+        assert!(!check.cause.is_empty() && !check.cause.contains('\n'), "{check:?}");
+        let needed = matches!(check.feature, Feature::Btf | Feature::Trampolines | Feature::RingBuffer);
+        assert!(!needed || check.answer != Answer::No || check.remedy.is_some(), "{check:?}");
+    }
+    assert_eq!(support.can_trace_functions(), LatencyProbe::builder().function("ip_rcv").attach().is_ok());
 }

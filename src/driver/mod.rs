@@ -6,6 +6,7 @@ mod layout;
 mod messages;
 mod reader;
 mod span;
+pub(crate) mod trials;
 
 use std::sync::Arc;
 

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 use libbpf_rs::{ErrorExt as _, Link, MapCore as _, MapFlags, MapHandle, OpenProgramMut, ProgramMut, libbpf_sys};
 
+use super::trials::{self, Refusal};
 use super::{ENOMEM, EPERM, FIRST_KEY, Shared, errno, messages, refusal, system_error};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
 use crate::kernel::{self, Function, Return};
@@ -19,9 +20,6 @@ use crate::wire::{Counters, SETS, State, WAYS};
 mod skel {
     pub(super) mod dwell {
         include!(concat!(env!("OUT_DIR"), "/dwell.skel.rs"));
-    }
-    pub(super) mod features {
-        include!(concat!(env!("OUT_DIR"), "/features.skel.rs"));
     }
 }
 
@@ -160,15 +158,11 @@ pub(crate) fn choose_store() -> Result<Store, Error> {
     if let Some(&store) = CHOICE.get() {
         return Ok(store);
     }
-    let (loaded, _) = messages::captured(|| {
-        let mut object = MaybeUninit::uninit();
-        skel::features::FeaturesSkelBuilder::default().open(&mut object)?.load().map(drop)
-    });
-    let store = match loaded {
+    let store = match trials::atomics() {
         Ok(()) => Store::Table,
-        Err(error) if errno(&error) == EINVAL => Store::HashMap,
-        Err(error) => {
-            return Err(refusal(errno(&error)).unwrap_or_else(|| system_error("loading a BPF program", &error)));
+        Err(Refusal { errno: EINVAL, .. }) => Store::HashMap,
+        Err(Refusal { action, errno }) => {
+            return Err(refusal(errno).unwrap_or_else(|| Error::system(action, errno).with_errno(errno)));
         }
     };
     Ok(*CHOICE.get_or_init(|| store))

@@ -1,13 +1,20 @@
 //! What this process may do here.
 
 use std::fs;
+use std::path::Path;
 
+use super::BTF_DIR;
 use crate::error::{Capability, Lockdown};
 
 /// Whether this process lacks a capability. Where `/proc` doesn't tell, it is taken to have it: the kernel decides.
 pub(crate) fn lacks(capability: Capability) -> bool {
+    holds(capability) == Some(false)
+}
+
+/// Whether this process has a capability, where `/proc` tells.
+pub(crate) fn holds(capability: Capability) -> Option<bool> {
     let status = fs::read_to_string("/proc/self/status").unwrap_or_default();
-    effective(&status).is_some_and(|set| set >> capability.bit() & 1 == 0)
+    effective(&status).map(|set| set >> capability.bit() & 1 == 1)
 }
 
 /// The effective capability set, from the text of `/proc/PID/status`.
@@ -18,7 +25,12 @@ fn effective(status: &str) -> Option<u64> {
 
 /// Whether this process is in a user namespace of its own, where its capabilities don't count for tracing.
 pub(crate) fn in_user_namespace() -> bool {
-    is_partial_map(&fs::read_to_string("/proc/self/uid_map").unwrap_or_default())
+    user_namespace() == Some(true)
+}
+
+/// The same, where `/proc` tells.
+pub(crate) fn user_namespace() -> Option<bool> {
+    fs::read_to_string("/proc/self/uid_map").ok().map(|map| is_partial_map(&map))
 }
 
 /// The initial namespace maps every uid to itself: `0 0 4294967295`.
@@ -67,6 +79,21 @@ fn parse_lockdown(text: &str) -> Option<Lockdown> {
         "confidentiality" => Some(Lockdown::Confidentiality),
         _ => None,
     }
+}
+
+/// The size of the kernel's type information, where it offers any.
+pub(crate) fn btf_size() -> Option<u64> {
+    let file = fs::File::open(Path::new(BTF_DIR).join("vmlinux")).ok()?;
+    file.metadata().ok().map(|metadata| metadata.len()).filter(|&len| len > 0)
+}
+
+/// How many modules are loaded, and of how many the kernel offers type information. `None`: it has no modules, or
+/// doesn't say.
+pub(crate) fn modules_with_btf() -> Option<(usize, usize)> {
+    let modules = fs::read_to_string("/proc/modules").ok()?;
+    let names = modules.lines().filter_map(|line| line.split_whitespace().next());
+    let described = names.filter(|name| Path::new(BTF_DIR).join(name).exists()).count();
+    Some((modules.lines().count(), described))
 }
 
 #[cfg(test)]

@@ -14,7 +14,7 @@ mod refused;
 mod signature;
 mod symbols;
 
-pub(crate) use host::{lacks, lockdown, locked_memory_is_limited};
+pub(crate) use host::{btf_size, holds, lacks, lockdown, locked_memory_is_limited, modules_with_btf, user_namespace};
 #[allow(unused_imports, reason = "for spans between any hooks")]
 pub(crate) use lookup::Tracepoint;
 pub(crate) use lookup::{Function, Kernel};

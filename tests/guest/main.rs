@@ -5,6 +5,7 @@
 //! excuse.
 
 mod arguments;
+mod doctor;
 mod errors;
 mod exactness;
 mod lab;

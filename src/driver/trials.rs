@@ -1,0 +1,118 @@
+//! What this kernel lets this process do, found by doing it. Each trial loads one program, attaches it where that is
+//! another question, and takes it away again.
+
+use std::mem::MaybeUninit;
+use std::sync::OnceLock;
+
+use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder};
+use libbpf_rs::{MapType, OpenObject};
+
+use super::{create_map, errno, messages};
+
+#[cfg(not(dwell_docs))]
+#[allow(warnings, unsafe_code, clippy::all, clippy::restriction, reason = "generated code")]
+mod skel {
+    pub(super) mod features {
+        include!(concat!(env!("OUT_DIR"), "/features.skel.rs"));
+    }
+    pub(super) mod feature_session {
+        include!(concat!(env!("OUT_DIR"), "/feature_session.skel.rs"));
+    }
+}
+
+/// What the kernel, or libbpf for it, said to a trial that failed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Refusal {
+    /// What was tried: "loading an fentry program".
+    pub(crate) action: String,
+    pub(crate) errno: i32,
+}
+
+/// A trial's outcome.
+pub(crate) type Trial = Result<(), Refusal>;
+
+/// How far a trial goes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Until {
+    Loaded,
+    /// Some refusals, such as that of an architecture without trampolines, only come then.
+    Attached,
+}
+
+/// fentry and fexit.
+pub(crate) fn trampolines() -> Trial {
+    feature("has_fentry", "an fentry program", Until::Attached)?;
+    feature("has_fexit", "an fexit program", Until::Attached)
+}
+
+/// One program for entry and exit.
+pub(crate) fn sessions() -> Trial {
+    let builder = skel::feature_session::FeatureSessionSkelBuilder::default();
+    quietly(|| attempt(builder, "has_session", "an fsession program", Until::Attached))
+}
+
+/// Programs on raw tracepoints, which get their arguments as numbers.
+pub(crate) fn raw_tracepoints() -> Trial {
+    feature("has_raw_tracepoint", "a raw_tp program", Until::Attached)
+}
+
+/// Programs on raw tracepoints which get their arguments as typed pointers.
+pub(crate) fn typed_tracepoints() -> Trial {
+    feature("has_typed_tracepoint", "a tp_btf program", Until::Attached)
+}
+
+/// Whether to use [`typed_tracepoints`]; tried once for the process.
+#[allow(dead_code, reason = "for hooks on tracepoints")]
+pub(crate) fn has_typed_tracepoints() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| typed_tracepoints().is_ok())
+}
+
+/// Compare-and-swap, which the in-flight table needs.
+pub(crate) fn atomics() -> Trial {
+    feature("has_cmpxchg", "a BPF program", Until::Loaded)
+}
+
+/// The helper that reads any memory of the kernel; not used by this crate, but lockdown keeps it away.
+pub(crate) fn kernel_reads() -> Trial {
+    feature("has_kernel_reads", "a raw_tp program", Until::Loaded)
+}
+
+/// A ring buffer of this size.
+pub(crate) fn ring_buffer(bytes: u32) -> Trial {
+    let created = quietly(|| create_map(MapType::RingBuf, "dwell_trial", 0, 0, bytes));
+    created.map(drop).map_err(|error| refused("creating a ring buffer".to_owned(), &error))
+}
+
+fn feature(program: &str, what: &str, until: Until) -> Trial {
+    quietly(|| attempt(skel::features::FeaturesSkelBuilder::default(), program, what, until))
+}
+
+fn quietly<T>(trial: impl FnOnce() -> T) -> T {
+    messages::captured(trial).0
+}
+
+/// Loads this one of the object's programs, which is `what`, and no other.
+fn attempt<B>(builder: B, program: &str, what: &str, until: Until) -> Trial
+where
+    B: for<'obj> SkelBuilder<'obj>,
+{
+    let loading = |error| refused(format!("loading {what}"), &error);
+    let mut object: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+    let mut open = builder.open(&mut object).map_err(loading)?;
+    for mut prog in open.open_object_mut().progs_mut() {
+        let wanted = prog.name() == program;
+        prog.set_autoload(wanted);
+    }
+    let mut skel = open.load().map_err(loading)?;
+    if until == Until::Attached {
+        let prog = skel.object_mut().progs_mut().find(|prog| prog.name() == program);
+        let link = prog.map(|prog| prog.attach()).transpose();
+        link.map_err(|error| refused(format!("attaching {what}"), &error))?;
+    }
+    Ok(())
+}
+
+fn refused(action: String, error: &libbpf_rs::Error) -> Refusal {
+    Refusal { action, errno: errno(error) }
+}
