@@ -7,8 +7,8 @@ use std::process::{Command, exit};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const OBJECTS: [&str; 3] = ["dwell", "features", "feature_session"];
-const HEADERS: [&str; 4] = ["dwell.h", "kernel.h", "args.bpf.h", "inflight.bpf.h"];
+const OBJECTS: [&str; 4] = ["call", "hook", "features", "feature_session"];
+const HEADERS: [&str; 6] = ["dwell.h", "kernel.h", "args.bpf.h", "flow.bpf.h", "inflight.bpf.h", "shared.bpf.h"];
 const OLDEST_CLANG: u32 = 14;
 
 fn main() {
@@ -34,7 +34,8 @@ fn main() {
     let out = PathBuf::from(env::var_os("OUT_DIR").expect("cargo sets OUT_DIR"));
     // v3 has the atomic and the 32-bit instructions; Linux 5.10 knows all of it but compare-and-swap, which has
     // programs of its own.
-    let mut arguments = vec!["-mcpu=v3", "-Wall", "-Wextra"];
+    // Structs are also hashed by words.
+    let mut arguments = vec!["-mcpu=v3", "-Wall", "-Wextra", "-fno-strict-aliasing"];
     // A warning that a future clang invents must not break anybody's build; the tests set this.
     if env::var_os("DWELL_WERROR").is_some() {
         arguments.push("-Werror");

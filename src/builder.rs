@@ -1,16 +1,20 @@
 //! What a user asks for: [`LatencyProbeBuilder`].
 
 use std::ops::RangeInclusive;
+use std::time::Duration;
 
 use crossbeam_channel::bounded;
 
-use crate::decode::SpanKind;
-use crate::driver::{self, Reader, Shared, Target};
+use crate::decode::{Codec, PartCodec, SpanCodec};
+use crate::driver::{self, Reader, Shared};
 use crate::error::Error;
-use crate::event::SpanName;
+use crate::event::Name;
 use crate::kernel::{self, Kernel};
-use crate::pairing::Pairing;
-use crate::probe::{LatencyProbe, SpanInfo};
+use crate::plan::{Body, Role, SpanPlan};
+use crate::probe::{Failure, LatencyProbe, SpanInfo};
+use crate::resolve::{Access, Resolver};
+use crate::span::Span;
+use crate::stage::Stage;
 
 /// Describes a probe; [`attach`](Self::attach) starts it.
 ///
@@ -31,7 +35,10 @@ use crate::probe::{LatencyProbe, SpanInfo};
 #[derive(Debug, Clone)]
 #[must_use = "a builder does nothing until `attach` is called"]
 pub struct LatencyProbeBuilder {
-    functions: Vec<String>,
+    spans: Vec<Span>,
+    max_age: Option<Duration>,
+    best_effort: bool,
+    plain_tracepoints: bool,
     in_flight: usize,
     ring_bytes: usize,
     channel_capacity: usize,
@@ -39,12 +46,20 @@ pub struct LatencyProbeBuilder {
 
 const IN_FLIGHT: RangeInclusive<usize> = 1..=1 << 20;
 const CHANNEL_CAPACITY: RangeInclusive<usize> = 1..=1 << 24;
-/// The longest symbol that any kernel has (`KSYM_NAME_LEN`), twice, for `MODULE:FUNCTION`.
-const LONGEST_NAME: usize = 1024;
+/// 292 years, the longest latency that a record can carry.
+const LONGEST_AGE: Duration = Duration::from_nanos(i64::MAX as u64);
 
 impl LatencyProbeBuilder {
     pub(crate) fn new() -> Self {
-        Self { functions: Vec::new(), in_flight: 8_192, ring_bytes: 4 << 20, channel_capacity: 16_384 }
+        Self {
+            spans: Vec::new(),
+            max_age: None,
+            best_effort: false,
+            plain_tracepoints: false,
+            in_flight: 8_192,
+            ring_bytes: 4 << 20,
+            channel_capacity: 16_384,
+        }
     }
 
     /// Measures each call of a kernel function, from entry to exit. Can be repeated.
@@ -55,16 +70,74 @@ impl LatencyProbeBuilder {
     /// # Errors
     ///
     /// `attach` fails if the name is empty, not a name, given twice, unknown, or of a function that can't be traced.
-    pub fn function(mut self, name: impl Into<String>) -> Self {
-        self.functions.push(name.into());
+    pub fn function(self, name: impl Into<String>) -> Self {
+        self.span(Span::function(name))
+    }
+
+    /// Measures a span. Can be repeated; each needs a name of its own.
+    ///
+    /// ```
+    /// use dwell::{Hook, Key, LatencyProbe, Span};
+    ///
+    /// let from = Hook::tracepoint("netif_receive_skb");
+    /// let builder = LatencyProbe::builder().span(Span::between(from, Hook::entry("tcp_v4_rcv")).keyed_by(Key::Skb));
+    /// # drop(builder);
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails if a hook is unknown, can't be traced, or has no argument that could be the key.
+    pub fn span(mut self, span: Span) -> Self {
+        self.spans.push(span);
         self
     }
 
-    /// Room for this many calls in flight, for each span: entered and not yet returned from. Defaults to 8,192.
+    /// Measures a stage of the network stack. Can be repeated; its name is the stage's.
+    ///
+    /// ```
+    /// use dwell::{LatencyProbe, Stage};
+    ///
+    /// let builder = LatencyProbe::builder().stage(Stage::TcIngress).stage(Stage::SocketQueue);
+    /// # drop(builder);
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails with [`StageUnavailable`](crate::ErrorKind::StageUnavailable) if this kernel has nothing for it.
+    pub fn stage(self, stage: Stage) -> Self {
+        self.span(Span::stage(stage))
+    }
+
+    /// What takes longer isn't reported, for each span that doesn't say otherwise: see [`Span::max_age`].
+    pub fn max_age(mut self, age: Duration) -> Self {
+        self.max_age = Some(age);
+        self
+    }
+
+    /// Attaches what can be attached, and leaves out what can't: those spans are found in
+    /// [`LatencyProbe::failures`], each with the error that explains it. By default one of them fails all.
+    ///
+    /// # Errors
+    ///
+    /// `attach` still fails if no span is left, with what was wrong with the first.
+    pub fn best_effort(mut self) -> Self {
+        self.best_effort = true;
+        self
+    }
+
+    /// Uses plain raw tracepoints also where the kernel allows typed ones: for tests of what happens where it doesn't.
+    #[doc(hidden)]
+    pub fn plain_tracepoints(mut self) -> Self {
+        self.plain_tracepoints = true;
+        self
+    }
+
+    /// Room for this many started spans in flight, for each function and each span between hooks: entered and not yet
+    /// returned from, or on the way from one hook to another. Defaults to 8,192.
     ///
     /// That is plenty for functions that run to their end on a CPU. For those that sleep (`inet_csk_accept`,
     /// `tcp_recvmsg`), it should be the number of threads that may sleep in them at once. A call that finds no room is
-    /// counted as [`untracked`](crate::SpanLedger::untracked). A span takes 136 KiB of kernel memory, and about 100
+    /// counted as [`untracked`](crate::SpanLedger::untracked). A span takes 144 KiB of kernel memory, and about 100
     /// bytes for each call beyond 4,096.
     ///
     /// # Errors
@@ -77,7 +150,7 @@ impl LatencyProbeBuilder {
 
     /// The size of the ring buffer between the kernel and the reader thread, one for the probe. Defaults to 4 MiB.
     ///
-    /// Rounded up to a power of two and to the page size. An event takes 88 bytes; while the ring is full, events are
+    /// Rounded up to a power of two and to the page size. An event takes 88 bytes, of a span between hooks 144; while the ring is full, events are
     /// dropped and counted as [`ring_dropped`](crate::SpanLedger::ring_dropped).
     ///
     /// # Errors
@@ -108,53 +181,77 @@ impl LatencyProbeBuilder {
     ///
     /// # Errors
     ///
-    /// Any [`ErrorKind`](crate::ErrorKind): the settings are checked first, then the privileges, then every function
-    /// is looked up, and only then is anything loaded.
+    /// Any [`ErrorKind`](crate::ErrorKind): the settings are checked first, then the privileges, then everything is looked
+    /// up, and only then are programs loaded (but for trials that end at once, the first time in a process).
     pub fn attach(self) -> Result<LatencyProbe, Error> {
         self.validate()?;
-        let Self { functions, in_flight, ring_bytes, channel_capacity } = self;
-        let ring_bytes = driver::ring_size(ring_bytes).ok_or_else(|| {
-            Error::config("ring_bytes", format!("a ring buffer of {ring_bytes} bytes: 1 byte to 1 GiB is possible"))
+        let ring_bytes = driver::ring_size(self.ring_bytes).ok_or_else(|| {
+            let reason = format!("a ring buffer of {} bytes: 1 byte to 1 GiB is possible", self.ring_bytes);
+            Error::config("ring_bytes", reason)
         })?;
         kernel::check_privileges()?;
-        let names: Vec<_> = functions.iter().map(String::as_str).collect();
         let kernel = Kernel::open()?;
-        let targets: Vec<Target> =
-            names.iter().map(|name| kernel.function(name).map(Target::from)).collect::<Result<_, _>>()?;
-        check_distinct(&names, &targets)?;
+        let access = self.access();
+        let resolver = Resolver { kernel: &kernel, access, max_age: self.max_age };
+        let mut failures = Failures::new(self.best_effort);
+        let mut plans: Vec<SpanPlan> = Vec::new();
+        for span in &self.spans {
+            let resolved = resolver.span(span).and_then(|plan| check_distinct(&plans, plan));
+            plans.extend(failures.unless_strict(&span.display_name(), resolved)?);
+        }
 
         let store = driver::choose_store()?;
-        let shared = Shared::create(ring_bytes, store)?;
-        let (sender, events) = bounded(channel_capacity);
-        let spans: Vec<_> =
-            names.iter().zip(&targets).map(|(&name, target)| SpanKind { name: name.into(), ret: target.ret }).collect();
-        let names: Vec<SpanName> = spans.iter().map(|span| span.name.clone()).collect();
+        let shared = Shared::create(ring_bytes, store, access.types)?;
+        let (sender, events) = bounded(self.channel_capacity);
         // Reading before anything writes, so that attaching many functions on a busy machine loses no event.
-        let reader = Reader::spawn(&shared, spans, sender)?;
-        let mut attached = Vec::with_capacity(targets.len());
-        let mut infos = Vec::with_capacity(targets.len());
-        for (index, (name, target)) in names.into_iter().zip(targets).enumerate() {
-            let span = driver::attach(&shared, index as u32, &name, &target, in_flight as u32)?;
-            let Target { function, module, .. } = target;
-            infos.push(SpanInfo { name, function, module, pairing: Pairing::Frame, store });
-            attached.push(span);
+        let reader = Reader::spawn(&shared, codec(&kernel, &plans, access.types), sender)?;
+        let mut spans = Vec::with_capacity(plans.len());
+        for (index, plan) in plans.iter().enumerate() {
+            let attached = driver::attach(&shared, index, plan, self.in_flight as u32);
+            let Some(attached) = failures.unless_strict(&plan.name, attached)? else { continue };
+            spans.push((SpanInfo::new(plan, store, access.types), attached));
         }
-        shared.switch_on()?;
-        Ok(LatencyProbe::new(infos, attached, reader, events))
+        let failures = failures.unless_all(spans.is_empty())?;
+        let switch = shared.switch_on()?;
+        Ok(LatencyProbe::new(spans, failures, switch, reader, events))
+    }
+
+    /// What only spans between hooks need to know is only tried for them.
+    fn access(&self) -> Access {
+        let hooks = self.spans.iter().any(Span::has_hooks);
+        Access {
+            functions: hooks && driver::trials::has_functions(),
+            types: hooks && !self.plain_tracepoints && driver::trials::has_typed_tracepoints(),
+            headers: hooks && self.spans.iter().any(Span::has_flow) && driver::trials::has_kernel_reads(),
+        }
     }
 
     /// Checks what can be checked without a kernel.
     fn validate(&self) -> Result<(), Error> {
-        if self.functions.is_empty() {
-            return Err(Error::config("function", "nothing to measure: name at least one function with `function()`"));
+        if self.spans.is_empty() {
+            return Err(Error::config(
+                "function",
+                "nothing to measure: name a function with `function()`, or a span with `span()`",
+            ));
         }
-        for (n, name) in self.functions.iter().enumerate() {
-            if !is_name(name) {
-                let reason = format!("{name:?} is not a function's name: FUNCTION or MODULE:FUNCTION is");
-                return Err(Error::config("function", reason));
+        for (n, span) in self.spans.iter().enumerate() {
+            if let Some(complaint) = span.complaint() {
+                return Err(Error::config("span", complaint));
             }
-            if self.functions[..n].contains(name) {
-                return Err(Error::config("function", format!("`{name}` is named twice: one span for each function")));
+            let name = span.display_name();
+            if self.spans[..n].iter().any(|other| other.display_name() == name) {
+                return Err(Error::config(
+                    "span",
+                    format!("`{name}` is named twice: each span needs a name of its own"),
+                ));
+            }
+        }
+        for age in self.spans.iter().map(|span| span.max_age).chain([self.max_age]).flatten() {
+            if age.is_zero() || age > LONGEST_AGE {
+                return Err(Error::config(
+                    "max_age",
+                    format!("a maximal age of {age:?}: more than 0 and up to 292 years are possible"),
+                ));
             }
         }
         in_range("in_flight", "calls in flight", self.in_flight, &IN_FLIGHT)?;
@@ -162,12 +259,89 @@ impl LatencyProbeBuilder {
     }
 }
 
-fn is_name(name: &str) -> bool {
-    let symbol = |name: &str| {
-        !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"_.$-".contains(&byte))
-    };
-    let (module, function) = name.split_once(':').unwrap_or(("vmlinux", name));
-    name.len() <= LONGEST_NAME && symbol(module) && symbol(function)
+/// What couldn't be attached.
+struct Failures {
+    best_effort: bool,
+    failures: Vec<Failure>,
+}
+
+impl Failures {
+    fn new(best_effort: bool) -> Self {
+        Self { best_effort, failures: Vec::new() }
+    }
+
+    /// Keeps an error for later, if that is allowed.
+    fn unless_strict<T>(&mut self, span: &str, result: Result<T, Error>) -> Result<Option<T>, Error> {
+        match result {
+            Err(error) if self.best_effort => {
+                self.failures.push(Failure { span: Name::from(span), error });
+                Ok(None)
+            }
+            other => other.map(Some),
+        }
+    }
+
+    /// Where nothing was attached, the first error stands for all.
+    fn unless_all(mut self, nothing: bool) -> Result<Vec<Failure>, Error> {
+        if nothing && !self.failures.is_empty() {
+            return Err(self.failures.swap_remove(0).error);
+        }
+        Ok(self.failures)
+    }
+}
+
+/// What reading the records of these spans takes.
+fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool) -> Codec {
+    let spans = plans.iter().map(|plan| {
+        let parts = match &plan.body {
+            Body::Calls(calls) => {
+                let part = |function: &kernel::Function| PartCodec {
+                    name: Name::from(&*function.to_string()),
+                    ret: function.signature.ret,
+                };
+                calls.iter().map(|call| part(&call.function)).collect()
+            }
+            Body::Hooks(hooks) => hooks
+                .iter()
+                .map(|hook| PartCodec { name: Name::from(&*hook.site.to_string()), ret: hook.site.ret() })
+                .collect(),
+        };
+        SpanCodec {
+            name: plan.name.clone(),
+            key: plan.key,
+            has_len: has_len(plan, typed),
+            doubted: plan.is_doubted(),
+            parts,
+        }
+    });
+    let drop_reasons = kernel.enumerators("skb_drop_reason").into_iter().map(|(code, name)| {
+        let short = name.strip_prefix("SKB_DROP_REASON_").or_else(|| name.strip_prefix("SKB_")).unwrap_or(&name);
+        (code, Name::from(short))
+    });
+    Codec { spans: spans.collect(), drop_reasons: drop_reasons.collect() }
+}
+
+/// Whether the packet's length is read wherever the span starts.
+fn has_len(plan: &SpanPlan, typed: bool) -> bool {
+    match &plan.body {
+        Body::Calls(_) => true,
+        // With another key, the packet that it starts with may not be the one that it ends with.
+        Body::Hooks(_) if !plan.key.is_packet() => false,
+        Body::Hooks(hooks) => {
+            let mut starts = hooks.iter().filter(|hook| hook.role == Role::Start);
+            starts.all(|hook| hook.skb_word.is_some() && !hook.late && (typed || !hook.is_tracepoint()))
+        }
+    }
+}
+
+/// Refuses a span that is the same as an earlier one under another name (`ip_rcv`, `vmlinux:ip_rcv`).
+fn check_distinct(plans: &[SpanPlan], plan: SpanPlan) -> Result<SpanPlan, Error> {
+    let same = |other: &&SpanPlan| SpanPlan { name: other.name.clone(), ..plan.clone() } == **other;
+    if let Some(first) = plans.iter().find(same) {
+        let reason = format!("`{}` and `{}` are the same span: one is enough", first.name, plan.name);
+        return Err(Error::config("span", reason));
+    }
+    Ok(plan)
 }
 
 fn in_range(setting: &'static str, what: &str, value: usize, range: &RangeInclusive<usize>) -> Result<(), Error> {
@@ -175,18 +349,6 @@ fn in_range(setting: &'static str, what: &str, value: usize, range: &RangeInclus
         return Ok(());
     }
     Err(Error::config(setting, format!("{value} {what}: {} to {} are possible", range.start(), range.end())))
-}
-
-/// The same function under two names (`ip_rcv`, `vmlinux:ip_rcv`) is one function.
-fn check_distinct(names: &[&str], targets: &[Target]) -> Result<(), Error> {
-    for (n, target) in targets.iter().enumerate() {
-        let same = |other: &Target| other.function == target.function && other.module == target.module;
-        if let Some(first) = targets[..n].iter().position(same) {
-            let reason = format!("`{}` and `{}` are the same function: one span for each", names[first], names[n]);
-            return Err(Error::config("function", reason));
-        }
-    }
-    Ok(())
 }
 
 #[cfg(test)]
@@ -210,28 +372,33 @@ mod tests {
     fn something_to_measure() {
         let (setting, reason) = rejected(LatencyProbeBuilder::new());
         assert_eq!(setting, "function");
-        assert_eq!(reason, "nothing to measure: name at least one function with `function()`");
+        assert_eq!(reason, "nothing to measure: name a function with `function()`, or a span with `span()`");
     }
 
     /// What can't be a name is refused as such, not looked up.
     #[test]
     fn names() {
-        let long = "x".repeat(LONGEST_NAME + 1);
-        for name in ["", " ", "ip rcv", "ip_rcv\0", "ip_rcv\n", "a:", ":a", "a:b:c", "*", "ïp_rcv", &long] {
-            let (setting, reason) = rejected(LatencyProbeBuilder::new().function(name));
-            assert_eq!(setting, "function");
-            assert!(reason.contains("is not a function's name"), "{reason}");
-        }
-        for name in ["ip_rcv", "___pskb_trim", "nf_nat:nf_nat_ipv4_fn", "ip_rcv_finish.isra.0", "tcp-bbr:f"] {
-            assert!(is_name(name), "{name}");
-        }
+        let (setting, reason) = rejected(LatencyProbeBuilder::new().function("ip rcv"));
+        assert_eq!(setting, "span");
+        assert!(reason.contains("is not a function's name"), "{reason}");
     }
 
-    /// A function has one span.
+    /// Each span has a name of its own.
     #[test]
-    fn no_function_twice() {
+    fn no_name_twice() {
         let (_, reason) = rejected(builder().function("udp_sendmsg").function("ip_rcv"));
-        assert_eq!(reason, "`ip_rcv` is named twice: one span for each function");
+        assert_eq!(reason, "`ip_rcv` is named twice: each span needs a name of its own");
+        let (_, reason) = rejected(builder().span(Span::function("udp_sendmsg").named("ip_rcv")));
+        assert_eq!(reason, "`ip_rcv` is named twice: each span needs a name of its own");
+    }
+
+    /// No bound of zero, and none that no record could carry.
+    #[test]
+    fn ages() {
+        for age in [Duration::ZERO, Duration::from_secs(1 << 40), Duration::MAX] {
+            assert_eq!(rejected(builder().max_age(age)).0, "max_age");
+            assert_eq!(rejected(builder().span(Span::function("x").max_age(age))).0, "max_age");
+        }
     }
 
     /// Absurd sizes are refused before anything is allocated.

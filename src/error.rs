@@ -7,6 +7,8 @@ use std::io;
 
 pub use reason::NotTraceable;
 
+use crate::stage::Stage;
+
 /// Every failure of this crate.
 ///
 /// [`kind`](Error::kind) says what went wrong in a form to match on; the `Display` text says it to a person: what
@@ -18,7 +20,7 @@ pub use reason::NotTraceable;
 ///
 /// let error = LatencyProbe::builder().attach().unwrap_err();
 /// assert!(matches!(error.kind(), ErrorKind::Config { .. }));
-/// assert_eq!(error.to_string(), "nothing to measure: name at least one function with `function()`");
+/// assert_eq!(error.to_string(), "nothing to measure: name a function with `function()`, or a span with `span()`");
 /// ```
 pub struct Error(Box<Inner>);
 
@@ -31,11 +33,11 @@ struct Inner {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ErrorKind {
-    /// A setting of the builder is out of its range or contradicts another. Nothing was asked of the kernel.
+    /// A setting of the builder, of a span or of a hook is out of its range or contradicts another.
     #[error("{reason}")]
     #[non_exhaustive]
     Config {
-        /// The builder's method.
+        /// The method, or what was to be read from a text.
         setting: &'static str,
         /// What is wrong with it.
         reason: String,
@@ -85,6 +87,31 @@ pub enum ErrorKind {
         arguments: Vec<String>,
     },
 
+    /// The kernel refuses programs on tracepoints that could follow their arguments, and this key takes more than an
+    /// address.
+    #[error(
+        "`{hook}` can't be keyed by {key} here: this kernel refuses typed tracepoints, so only the addresses of arguments \
+         are known; use the key skb or thread, or sock where an argument is a struct sock"
+    )]
+    #[non_exhaustive]
+    NoTypes {
+        /// The tracepoint.
+        hook: String,
+        /// The key that was asked for.
+        key: String,
+    },
+
+    /// The kernel is locked down so far that programs can't read packets' headers.
+    #[error(
+        "`{hook}` can't be keyed by flow here: this kernel keeps programs from reading packets' headers, as it does when it \
+         is locked down (confidentiality); use a hook that has a socket, or another key"
+    )]
+    #[non_exhaustive]
+    NoHeaders {
+        /// The function or tracepoint.
+        hook: String,
+    },
+
     /// The function exists but fentry/fexit programs can't be attached to it.
     #[error("`{function}` can't be traced: {reason}")]
     #[non_exhaustive]
@@ -93,6 +120,16 @@ pub enum ErrorKind {
         function: String,
         /// Why not.
         reason: NotTraceable,
+    },
+
+    /// This kernel, with the modules that are loaded now, has nothing that the stage could be measured by.
+    #[error("the stage `{stage}` can't be had here: {}", reasons.join("; "))]
+    #[non_exhaustive]
+    StageUnavailable {
+        /// The stage that was asked for.
+        stage: Stage,
+        /// Why not: for each function that was looked for, with what would have to be done about it.
+        reasons: Vec<String>,
     },
 
     /// The process lacks capabilities that loading tracing programs needs.
@@ -105,7 +142,7 @@ pub enum ErrorKind {
         user_namespace: bool,
     },
 
-    /// The kernel doesn't describe its types, without which fentry programs can't be attached.
+    /// The kernel doesn't describe its types, which say what functions and tracepoints take.
     #[error(
         "this kernel offers no type information at {path}: it needs CONFIG_DEBUG_INFO_BTF=y, \
          and /sys must be visible to this process"
@@ -209,7 +246,9 @@ impl Error {
             | ErrorKind::UnknownModule { function, .. }
             | ErrorKind::NotTraceable { function, .. } => Some(function),
             ErrorKind::UnknownTracepoint { tracepoint, .. } => Some(tracepoint),
-            ErrorKind::NoKey { hook, .. } => Some(hook),
+            ErrorKind::NoKey { hook, .. } | ErrorKind::NoTypes { hook, .. } | ErrorKind::NoHeaders { hook } => {
+                Some(hook)
+            }
             _ => None,
         }
     }
@@ -243,9 +282,10 @@ impl From<ErrorKind> for Error {
     }
 }
 
+/// The same text: it is what a `main` that returns the error shows, and a failed `unwrap`.
 impl fmt::Debug for Error {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Error").field("kind", &self.0.kind).field("source", &self.0.source).finish()
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -325,7 +365,7 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 14] = [
+        let cases: [(ErrorKind, &str); 15] = [
             (
                 ErrorKind::UnknownFunction { function: "ip_rvc".into(), near: vec!["ip_rcv".into()] },
                 "this kernel has no function `ip_rvc`; did you mean `ip_rcv`?",
@@ -362,6 +402,13 @@ mod tests {
             (
                 ErrorKind::NoKey { hook: "f".into(), key: "a socket (struct sock *)", arguments: vec![] },
                 "`f` has no argument that is a socket (struct sock *); it has none",
+            ),
+            (
+                ErrorKind::StageUnavailable {
+                    stage: Stage::Conntrack,
+                    reasons: vec!["no `a`".into(), "no `b`".into()],
+                },
+                "the stage `conntrack` can't be had here: no `a`; no `b`",
             ),
             (
                 ErrorKind::NoPrivilege { missing: vec![Capability::Bpf, Capability::Perfmon], user_namespace: false },

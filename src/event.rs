@@ -2,13 +2,14 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::net::SocketAddr;
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
 
-/// One finished span: how long one call took, and whose it was.
+/// One finished span: how long it took, and whose it was.
 ///
 /// For the span of a function, start and end are the entry and the exit of one and the same call.
 ///
@@ -18,7 +19,7 @@ use rustix::time::{ClockId, clock_gettime};
 ///
 /// fn slow_packets(events: impl IntoIterator<Item = LatencyEvent>) -> usize {
 ///     let slow = events.into_iter().filter(|event| event.latency > Duration::from_micros(50));
-///     slow.filter(|event| event.skb.is_some_and(|skb| skb.len > 1000)).count()
+///     slow.filter(|event| event.skb.is_some_and(|skb| skb.len > Some(1000))).count()
 /// }
 /// # assert_eq!(slow_packets([]), 0);
 /// ```
@@ -26,7 +27,14 @@ use rustix::time::{ClockId, clock_gettime};
 #[non_exhaustive]
 pub struct LatencyEvent {
     /// The span that ended.
-    pub span: SpanName,
+    pub span: Name,
+    /// Where it ended: the function, or the hook as [`Hook`](crate::Hook) is written. It tells the functions of a stage
+    /// apart. An abandoned span ends at a hook that the probe chose.
+    pub ended_at: Name,
+    /// Whether it reached its end, or what became of it before.
+    pub outcome: Outcome,
+    /// What its start and its end were matched by.
+    pub key: EventKey,
     /// When it started.
     pub start: MonotonicTime,
     /// How long it took, in whole nanoseconds, the probe's own share included: two time stamps and some bookkeeping
@@ -43,14 +51,16 @@ pub struct LatencyEvent {
     pub comm: Comm,
     /// The CPU on which it started.
     pub cpu_start: u32,
-    /// The CPU on which it ended; another than [`cpu_start`](Self::cpu_start) if the call slept and was migrated.
+    /// The CPU on which it ended; another than [`cpu_start`](Self::cpu_start) if the call slept and was migrated, or the
+    /// packet went on elsewhere.
     pub cpu_end: u32,
-    /// What the function returned; `None` where it returns nothing.
+    /// What the function returned at whose exit the span ended; `None` where it returns nothing, or it ended elsewhere.
     ///
     /// A number narrower than 64 bits is extended by its type: a 32-bit `int` keeps its sign, so an error is negative
     /// as in the kernel (`-EAGAIN` is -11). A pointer is its address.
     pub ret: Option<i64>,
-    /// The packet, where an argument of the function is a `struct sk_buff *` and isn't NULL (the first, if several).
+    /// The packet, where an argument at the end is a `struct sk_buff *`, or it is what was matched, and isn't NULL (the
+    /// first, if several).
     pub skb: Option<Skb>,
 }
 
@@ -64,7 +74,7 @@ impl LatencyEvent {
 /// One line for a person: span, latency, thread, CPU, and what else there is.
 impl fmt::Display for LatencyEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { span, latency, tid, comm, cpu_start, cpu_end, ret, skb, .. } = self;
+        let Self { span, latency, outcome, key, tid, comm, cpu_start, cpu_end, ret, skb, .. } = self;
         write!(f, "{span} {latency:?} {comm}/{tid} cpu {cpu_start}")?;
         if cpu_start != cpu_end {
             write!(f, "->{cpu_end}")?;
@@ -73,69 +83,210 @@ impl fmt::Display for LatencyEvent {
             write!(f, " ret {ret}")?;
         }
         if let Some(Skb { address, len }) = skb {
-            write!(f, " skb {address:#x} len {len}")?;
+            write!(f, " skb {address:#x}")?;
+            if let Some(len) = len {
+                write!(f, " len {len}")?;
+            }
+        }
+        if let EventKey::SkbHead(_) | EventKey::Sock(_) | EventKey::Flow(_) = key {
+            write!(f, " {key}")?;
+        }
+        if *outcome != Outcome::Completed {
+            write!(f, " {outcome}")?;
         }
         Ok(())
     }
 }
 
-/// The packet of a call.
+/// How a span ended.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Outcome {
+    /// It reached its end.
+    Completed,
+    /// Its packet was dropped before that.
+    #[non_exhaustive]
+    Dropped {
+        /// Why, where the kernel says so (Linux 5.17 and later).
+        reason: Option<DropReason>,
+    },
+    /// Its packet was freed before that, after it had served its purpose.
+    Consumed,
+    /// Its packet, socket or thread went before that, and the kernel gives no cause.
+    Released,
+}
+
+impl Outcome {
+    /// `completed`, `dropped`, `consumed` or `released`.
+    pub fn as_str(&self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::Dropped { .. } => "dropped",
+            Self::Consumed => "consumed",
+            Self::Released => "released",
+        }
+    }
+}
+
+/// In one word, with the reason of a drop: `dropped (NETFILTER_DROP)`.
+impl fmt::Display for Outcome {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Dropped { reason: Some(reason) } => write!(f, "dropped ({reason})"),
+            _ => f.pad(self.as_str()),
+        }
+    }
+}
+
+/// Why the kernel dropped a packet.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct DropReason {
+    /// The running kernel's number for it. Numbers differ between versions.
+    pub code: u32,
+    /// The kernel's name for it, without `SKB_DROP_REASON_`, as in its type information; `None` for a number that isn't
+    /// there, such as a subsystem's own.
+    pub name: Option<Name>,
+}
+
+impl fmt::Display for DropReason {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.name {
+            Some(name) => f.pad(name),
+            None => write!(f, "reason {}", self.code),
+        }
+    }
+}
+
+/// What the ends of a span were matched by; see [`Key`](crate::Key).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum EventKey {
+    /// The invocation.
+    Call,
+    /// The address of the packet's `struct sk_buff`.
+    Skb(u64),
+    /// The address of the packet's data.
+    SkbHead(u64),
+    /// The address of the `struct sock`.
+    Sock(u64),
+    /// The flow, in the direction in which it started.
+    Flow(Flow),
+    /// The thread's id.
+    Thread(u32),
+    /// The CPU, whose idle task it was.
+    Idle(u32),
+}
+
+/// `call`, `skb 0x...`, `skbhead 0x...`, `sock 0x...`, `udp 10.0.0.1:53 > 10.0.0.2:4711`, `thread 17`, `idle cpu 1`.
+impl fmt::Display for EventKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Call => f.pad("call"),
+            Self::Skb(address) => write!(f, "skb {address:#x}"),
+            Self::SkbHead(address) => write!(f, "skbhead {address:#x}"),
+            Self::Sock(address) => write!(f, "sock {address:#x}"),
+            Self::Flow(flow) => flow.fmt(f),
+            Self::Thread(tid) => write!(f, "thread {tid}"),
+            Self::Idle(cpu) => write!(f, "idle cpu {cpu}"),
+        }
+    }
+}
+
+/// Protocol, addresses and ports.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Flow {
+    /// The protocol's number (`IPPROTO_...`): 6 is TCP, 17 is UDP.
+    pub protocol: u8,
+    /// The sender. The port is 0 where the protocol has none.
+    pub source: SocketAddr,
+    /// The receiver.
+    pub destination: SocketAddr,
+}
+
+impl Flow {
+    pub(crate) fn new(protocol: u8, source: SocketAddr, destination: SocketAddr) -> Self {
+        Self { protocol, source, destination }
+    }
+}
+
+impl fmt::Display for Flow {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { protocol, source, destination } = self;
+        match protocol {
+            1 => write!(f, "icmp"),
+            6 => write!(f, "tcp"),
+            17 => write!(f, "udp"),
+            58 => write!(f, "icmpv6"),
+            number => write!(f, "protocol {number}"),
+        }?;
+        if source.port() == 0 && destination.port() == 0 {
+            return write!(f, " {} > {}", source.ip(), destination.ip());
+        }
+        write!(f, " {source} > {destination}")
+    }
+}
+
+/// The packet of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct Skb {
     /// The address of its `struct sk_buff`, the same as long as the packet lives. The kernel uses it again later.
     pub address: u64,
-    /// Its length in bytes (`skb->len`) at the start of the span: by the end the callee may have freed it.
-    pub len: u32,
+    /// Its length in bytes (`skb->len`) at the start of the span: by the end it may have been freed. `None` where it
+    /// couldn't be read: the start had no packet, or one that might have been freed, or is a plain raw tracepoint; and where
+    /// start and end may have had different ones, as with a socket or a flow.
+    pub len: Option<u32>,
 }
 
 impl Skb {
-    pub(crate) fn new(address: u64, len: u32) -> Self {
+    pub(crate) fn new(address: u64, len: Option<u32>) -> Self {
         Self { address, len }
     }
 }
 
-/// The name of a span: for a function's span, the function as it was asked for.
+/// A name that many events share: of a span, of the hook where it ended, of a drop's reason.
 ///
 /// Cheap to clone, and cheap to compare: spans of one probe share their names, so that mostly one comparison of
 /// pointers decides. It reads like a `&str`:
 ///
 /// ```
-/// use dwell::SpanName;
+/// use dwell::Name;
 ///
-/// let span = SpanName::from("ip_rcv");
+/// let span = Name::from("ip_rcv");
 /// assert!(span == "ip_rcv");
 /// assert_eq!(span.len(), 6);
 /// ```
 #[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct SpanName(Arc<str>);
+pub struct Name(Arc<str>);
 
-impl SpanName {
+impl Name {
     /// The name.
     pub fn as_str(&self) -> &str {
         &self.0
     }
 }
 
-impl PartialEq<str> for SpanName {
+impl PartialEq<str> for Name {
     fn eq(&self, other: &str) -> bool {
         &*self.0 == other
     }
 }
 
-impl PartialEq<&str> for SpanName {
+impl PartialEq<&str> for Name {
     fn eq(&self, other: &&str) -> bool {
         &*self.0 == *other
     }
 }
 
-impl From<&str> for SpanName {
+impl From<&str> for Name {
     fn from(name: &str) -> Self {
         Self(name.into())
     }
 }
 
-impl Deref for SpanName {
+impl Deref for Name {
     type Target = str;
 
     fn deref(&self) -> &str {
@@ -143,19 +294,19 @@ impl Deref for SpanName {
     }
 }
 
-impl AsRef<str> for SpanName {
+impl AsRef<str> for Name {
     fn as_ref(&self) -> &str {
         &self.0
     }
 }
 
-impl fmt::Debug for SpanName {
+impl fmt::Debug for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         fmt::Debug::fmt(&*self.0, f)
     }
 }
 
-impl fmt::Display for SpanName {
+impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.pad(&self.0)
     }
@@ -267,6 +418,9 @@ mod tests {
     fn event() -> LatencyEvent {
         LatencyEvent {
             span: "ip_rcv".into(),
+            ended_at: "ip_rcv".into(),
+            outcome: Outcome::Completed,
+            key: EventKey::Call,
             start: MonotonicTime::from_nanos(5),
             latency: Duration::from_nanos(1_234),
             pid: 7,
@@ -284,7 +438,7 @@ mod tests {
     fn travels() {
         fn is<T: Send + Sync + Clone + fmt::Debug + fmt::Display + 'static>() {}
         is::<LatencyEvent>();
-        is::<SpanName>();
+        is::<Name>();
     }
 
     /// The line for a person leaves out what isn't there.
@@ -294,8 +448,33 @@ mod tests {
         assert_eq!(event.to_string(), "ip_rcv 1.234µs curl/8 cpu 1");
         event.cpu_end = 3;
         event.ret = Some(-11);
-        event.skb = Some(Skb::new(0xffff_0000, 60));
+        event.skb = Some(Skb::new(0xffff_0000, Some(60)));
         assert_eq!(event.to_string(), "ip_rcv 1.234µs curl/8 cpu 1->3 ret -11 skb 0xffff0000 len 60");
+        event.ret = None;
+        event.skb = Some(Skb::new(0xffff_0000, None));
+        event.key = EventKey::Sock(0xab);
+        event.outcome = Outcome::Dropped { reason: Some(DropReason { code: 8, name: Some("NETFILTER_DROP".into()) }) };
+        assert_eq!(
+            event.to_string(),
+            "ip_rcv 1.234µs curl/8 cpu 1->3 skb 0xffff0000 sock 0xab dropped (NETFILTER_DROP)"
+        );
+    }
+
+    /// Keys and drops read like what they are.
+    #[test]
+    fn keys_read_well() {
+        let flow = |protocol, port| {
+            let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), port);
+            EventKey::Flow(Flow::new(protocol, at("10.0.0.1"), at("::1"))).to_string()
+        };
+        assert_eq!(flow(17, 53), "udp 10.0.0.1:53 > [::1]:53");
+        assert_eq!(flow(6, 53), "tcp 10.0.0.1:53 > [::1]:53");
+        assert_eq!(flow(1, 0), "icmp 10.0.0.1 > ::1");
+        assert_eq!(flow(89, 0), "protocol 89 10.0.0.1 > ::1");
+        assert_eq!(EventKey::Idle(3).to_string(), "idle cpu 3");
+        let unnamed = Outcome::Dropped { reason: Some(DropReason { code: 131_072, name: None }) };
+        assert_eq!(unnamed.to_string(), "dropped (reason 131072)");
+        assert_eq!(Outcome::Dropped { reason: None }.to_string(), "dropped");
     }
 
     /// A thread's name is kept as it is and shown as text, whatever its bytes.
@@ -316,10 +495,10 @@ mod tests {
     /// Names compare by what they say, and by pointer where they can.
     #[test]
     fn span_names_compare() {
-        let a = SpanName::from("ip_rcv");
+        let a = Name::from("ip_rcv");
         assert_eq!(a, a.clone());
-        assert_eq!(a, SpanName::from("ip_rcv"));
-        assert_ne!(a, SpanName::from("ip_output"));
+        assert_eq!(a, Name::from("ip_rcv"));
+        assert_ne!(a, Name::from("ip_output"));
         assert!(a == "ip_rcv" && a == *"ip_rcv");
     }
 

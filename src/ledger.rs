@@ -2,16 +2,17 @@
 
 use std::fmt;
 
-use crate::event::SpanName;
+use crate::event::Name;
 
 /// What became of every call of every span of a probe.
 ///
 /// Nothing is lost without a number saying so. At rest, when no traced call begins or ends, and so after
 /// [`stop`](crate::LatencyProbe::stop), these sums hold for each span:
 ///
-/// - calls of the function = `started` + `missed`
-/// - `started` = `completed` + `untracked` + `overwritten` + `mismatched` + `open`
-/// - `completed` = `delivered` + `ring_dropped` + `channel_dropped`
+/// - calls of the function, or runs of `from` that have the key = `started` + `missed`
+/// - `started` = `completed` + `abandoned` + `overwritten` + `mismatched` + `expired` + `untracked` + `open`
+/// - `emitted` = `completed`, and `abandoned` if events are made of those
+/// - `emitted` = `delivered` + `ring_dropped` + `channel_dropped`
 ///
 /// `started`, `completed` and `open` are counted independently of each other, so the sums are a check and not a
 /// definition; [`SpanLedger::is_balanced`] makes it. While calls are running, a snapshot may be off by the calls that
@@ -31,55 +32,74 @@ pub struct Ledger {
 #[non_exhaustive]
 pub struct SpanLedger {
     /// The span.
-    pub span: SpanName,
-    /// Calls whose entry was seen.
+    pub span: Name,
+    /// Calls whose entry was seen; runs of `from` that had the key.
     pub started: u64,
-    /// Calls of which entry and exit were seen and matched: the latencies that are known.
+    /// Those of which start and end were seen and matched: the latencies that are known.
     pub completed: u64,
-    /// Completed calls whose event was put into the channel.
+    /// Those of which an event was to be made.
+    pub emitted: u64,
+    /// Events that were put into the channel.
     pub delivered: u64,
-    /// Completed calls whose event found the ring buffer full: the reader thread got too little CPU time.
+    /// Events that found the ring buffer full: the reader thread got too little CPU time.
     pub ring_dropped: u64,
-    /// Completed calls whose event found the channel full: the program reads too slowly.
+    /// Events that found the channel full: the program reads too slowly.
     pub channel_dropped: u64,
-    /// Started calls that found no room in the in-flight table, see
-    /// [`in_flight`](crate::LatencyProbeBuilder::in_flight). Their exits count as `unmatched`.
+    /// Starts whose packet, socket or thread went before the end, see [`Outcome`](crate::Outcome). Calls never do.
+    pub abandoned: u64,
+    /// Starts that found no room in the in-flight table, see [`in_flight`](crate::LatencyProbeBuilder::in_flight). Their
+    /// ends count as `unmatched`.
     pub untracked: u64,
-    /// Started calls whose exit was never seen and whose stack was used by a later call. The kernel skips the exits
-    /// of calls in flight when any program attaches to or detaches from the same function.
+    /// Starts that gave way to a later one, or, with [`Restart::KeepFirst`](crate::Restart::KeepFirst), to an earlier one.
+    ///
+    /// Of calls: those whose exit was never seen and whose stack was used by a later call. The kernel skips the exits of
+    /// calls in flight when any program attaches to or detaches from the same function.
     pub overwritten: u64,
-    /// Started calls that met an exit which was another call's, or may have been: no latency was made of the two.
+    /// Starts that met an end which was another's, or may have been: no latency was made of the two.
     ///
     /// (Or, hardly ever, the kernel's clock went backwards in between.)
     ///
-    /// It takes a call whose exit was lost, and then one whose entry was (see `missed`). Where entries are missed, every
-    /// call is in doubt that lasted while one was, and whose task was switched out in it. **Long calls are more often
-    /// in doubt than short ones**: where this number isn't small, the longest latencies are underrepresented.
+    /// Between hooks: where one of the span's programs was skipped since the start (see `missed`), but for packets that
+    /// pass two hooks where they go; and where only tracepoints can be had, packets whose data moved on the way.
+    ///
+    /// For calls it takes one whose exit was lost, and then one whose entry was (see `missed`). Where entries are missed,
+    /// every call is in doubt that lasted while one was, and whose task was switched out in it. **Long calls are more
+    /// often in doubt than short ones**: where this number isn't small, the longest latencies are underrepresented.
     pub mismatched: u64,
-    /// Started calls whose exit hasn't been seen: running ones, and those whose exit was skipped by the kernel.
+    /// Starts that got older than [`max_age`](crate::Span::max_age), whether they met their end or not.
+    pub expired: u64,
+    /// Starts whose end hasn't been seen: running calls, packets on their way, and those whose end was skipped by the
+    /// kernel.
     pub open: u64,
-    /// Exits without a start: of calls that began before the probe was attached, that were missed, or untracked.
+    /// Ends without a start: of what began before the probe was attached, that was missed, or untracked; of packets that
+    /// came to `to` another way. Not counted for stages that measure some of a function's calls only.
     pub unmatched: u64,
-    /// Calls whose entry the kernel kept from the probe. It skips a program that is already running on that CPU, as
+    /// Runs of `from` or `to` at which there was no key: a NULL pointer, a packet that isn't IP, a socket without a peer.
+    pub unkeyed: u64,
+    /// Starts that the kernel kept from the probe. It skips a program that is already running on that CPU, as
     /// happens when a task is preempted or interrupted within it. Linux before 5.12 doesn't do that, and it is 0.
     pub missed: u64,
-    /// Exits that the kernel kept from the probe for the same reason. Their calls stay `open`, or become
-    /// `overwritten` or `mismatched`.
+    /// Ends that the kernel kept from the probe for the same reason. Their starts stay `open`, or become `overwritten`,
+    /// `mismatched` or `expired`.
     pub missed_exits: u64,
+    /// Frees of packets, and of sockets and threads, that the kernel kept from the probe for the same reason, in use by
+    /// a span or not.
+    pub missed_releases: u64,
 }
 
 impl SpanLedger {
     /// Whether the sums hold, as they must at rest.
     pub fn is_balanced(&self) -> bool {
-        let ended = [self.completed, self.untracked, self.overwritten, self.mismatched, self.open];
+        let early = [self.abandoned, self.overwritten, self.mismatched, self.expired, self.untracked];
+        let ended = self.completed + early.iter().sum::<u64>() + self.open;
         let handed_over = [self.delivered, self.ring_dropped, self.channel_dropped];
-        self.started == ended.iter().sum::<u64>() && self.completed == handed_over.iter().sum::<u64>()
+        self.started == ended && self.emitted == handed_over.iter().sum::<u64>()
     }
 
-    /// Whether every call became an event: none was missed, dropped, or lost one of its ends.
+    /// Whether every start that met its end became an event, and none was missed, dropped, or lost its end.
     pub fn is_lossless(&self) -> bool {
-        let lost = [self.untracked, self.overwritten, self.mismatched, self.missed, self.missed_exits];
-        self.completed == self.delivered && lost.iter().all(|&count| count == 0)
+        let lost = [self.untracked, self.overwritten, self.mismatched, self.expired, self.missed, self.missed_exits];
+        self.emitted == self.delivered && lost.iter().all(|&count| count == 0)
     }
 
     /// The counters and their names, in the order in which they explain each other.
@@ -87,16 +107,21 @@ impl SpanLedger {
         [
             ("started", self.started),
             ("completed", self.completed),
+            ("emitted", self.emitted),
             ("delivered", self.delivered),
             ("ring_dropped", self.ring_dropped),
             ("channel_dropped", self.channel_dropped),
+            ("abandoned", self.abandoned),
             ("untracked", self.untracked),
             ("overwritten", self.overwritten),
             ("mismatched", self.mismatched),
+            ("expired", self.expired),
             ("open", self.open),
             ("unmatched", self.unmatched),
+            ("unkeyed", self.unkeyed),
             ("missed", self.missed),
             ("missed_exits", self.missed_exits),
+            ("missed_releases", self.missed_releases),
         ]
         .into_iter()
     }
@@ -106,8 +131,14 @@ impl SpanLedger {
 impl fmt::Display for SpanLedger {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}:", self.span)?;
-        for (n, (name, count)) in self.counters().enumerate() {
-            if n < 3 || count > 0 {
+        for (name, count) in self.counters() {
+            let shown = match name {
+                "started" | "completed" | "delivered" => true,
+                // Mostly the same number once more.
+                "emitted" => count != self.completed,
+                _ => count > 0,
+            };
+            if shown {
                 write!(f, " {name} {count}")?;
             }
         }
@@ -151,17 +182,22 @@ mod tests {
         SpanLedger {
             span: "ip_rcv".into(),
             started: 100,
-            completed: 90,
-            delivered: 85,
+            completed: 80,
+            emitted: 86,
+            delivered: 81,
             ring_dropped: 2,
             channel_dropped: 3,
+            abandoned: 6,
             untracked: 4,
             overwritten: 1,
             mismatched: 2,
+            expired: 4,
             open: 3,
             unmatched: 4,
+            unkeyed: 5,
             missed: 0,
             missed_exits: 1,
+            missed_releases: 0,
         }
     }
 
@@ -169,9 +205,12 @@ mod tests {
     #[test]
     fn balance() {
         assert!(account().is_balanced());
-        let bend: [fn(&mut SpanLedger); 9] = [
+        let bend: [fn(&mut SpanLedger); 12] = [
             |a| a.started += 1,
             |a| a.completed += 1,
+            |a| a.emitted += 1,
+            |a| a.abandoned += 1,
+            |a| a.expired += 1,
             |a| a.delivered += 1,
             |a| a.ring_dropped += 1,
             |a| a.channel_dropped += 1,
@@ -192,8 +231,8 @@ mod tests {
     /// What is zero isn't shown, but for the counters that everybody wants to see.
     #[test]
     fn reads_well() {
-        let text = "ip_rcv: started 100 completed 90 delivered 85 ring_dropped 2 channel_dropped 3 untracked 4 \
-                    overwritten 1 mismatched 2 open 3 unmatched 4 missed_exits 1";
+        let text = "ip_rcv: started 100 completed 80 emitted 86 delivered 81 ring_dropped 2 channel_dropped 3 abandoned 6 \
+                    untracked 4 overwritten 1 mismatched 2 expired 4 open 3 unmatched 4 unkeyed 5 missed_exits 1";
         assert_eq!(account().to_string(), text);
         let ledger = Ledger { spans: vec![account(), account()], undecodable: 1 };
         assert_eq!(ledger.to_string(), format!("{text}\n{text}\nundecodable records: 1"));

@@ -15,12 +15,45 @@
 //! # Ok::<(), dwell::Error>(())
 //! ```
 //!
+//! # From one point to another
+//!
+//! A [`Span`] goes from one [`Hook`] to another: entries and exits of functions and raw tracepoints, in any mixture. What
+//! belongs together is said by a [`Key`]: the packet, its data, its socket, its flow, the thread. A [`Stage`] is a
+//! ready-made span by name, whatever its functions are called in this kernel.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use dwell::{Hook, Key, LatencyProbe, Outcome, Span, Stage};
+//!
+//! let received = Span::between(Hook::tracepoint("netif_receive_skb"), Hook::entry("tcp_v4_rcv"));
+//! let probe = LatencyProbe::builder()
+//!     .span(received.keyed_by(Key::Skb).named("received").max_age(Duration::from_secs(5)).with_abandoned())
+//!     .stage(Stage::FirewallRules)
+//!     .stage(Stage::SocketQueue)
+//!     .best_effort()                           // a stage that can't be had here leaves the others running
+//!     .attach()?;
+//! for failure in probe.failures() {
+//!     eprintln!("{failure}");
+//! }
+//! for event in probe.events() {
+//!     match &event.outcome {
+//!         Outcome::Completed => println!("{} took {:?}", event.span, event.latency),
+//!         gone => println!("{gone} after {:?}", event.latency),
+//!     }
+//! }
+//! # Ok::<(), dwell::Error>(())
+//! ```
+//!
 //! # What it promises
 //!
 //! **A latency is that of one call, or it isn't reported.** Entry and exit are matched by the address of the call's own
 //! trampoline frame, which no two calls in flight share. So recursion, a softirq that runs the same function on top of
 //! itself, idle CPUs (all of which are pid 0), sleeping, and migration between CPUs don't confuse it. What the kernel
 //! keeps from the probe is counted, and where that leaves a doubt about a pair, the pair is dropped and counted.
+//!
+//! **An address that is used again is another packet.** Spans between hooks are told when their packet, socket or thread
+//! goes, so that what comes after it doesn't meet an old start. Where a kernel doesn't let that be seen, the span says so
+//! ([`SpanInfo::lives_are_seen`]).
 //!
 //! **Nothing is lost silently.** The [`Ledger`] accounts for every call of every function, and its sums can be checked.
 //!
@@ -83,20 +116,28 @@ mod decode;
 mod driver;
 mod error;
 mod event;
+mod hook;
 mod kernel;
 mod ledger;
 mod pairing;
+mod plan;
 mod probe;
+mod resolve;
+mod span;
+mod stage;
 mod support;
 mod wire;
 
 pub use builder::LatencyProbeBuilder;
 pub use driver::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub use error::{Capability, Error, ErrorKind, Lockdown, NotTraceable};
-pub use event::{Comm, LatencyEvent, MonotonicTime, Skb, SpanName};
+pub use event::{Comm, DropReason, EventKey, Flow, LatencyEvent, MonotonicTime, Name, Outcome, Skb};
+pub use hook::Hook;
 pub use ledger::{Ledger, SpanLedger};
 pub use pairing::{Pairing, Store};
-pub use probe::{LatencyProbe, SpanInfo};
+pub use probe::{Failure, LatencyProbe, SpanInfo};
+pub use span::{Key, Restart, Span};
+pub use stage::{Stage, StagePlan};
 pub use support::{Answer, Check, Feature, Support};
 
 /// Receives events; crossbeam's, re-exported so that it can be named without depending on that crate.

@@ -7,6 +7,8 @@ pub enum Pairing {
     /// By the address of the call's own trampoline frame, which entry and exit programs share: no two calls in flight
     /// have the same, whatever their tasks.
     Frame,
+    /// By a key that start and end both see: a packet, a socket, a flow, a thread. See [`Key`](crate::Key).
+    Key,
 }
 
 /// Where started calls wait for their exit. Chosen by what the kernel can do.

@@ -21,15 +21,15 @@ pub(crate) enum Control {
 
 impl Control {
     pub(crate) const COUNT: u32 = 2;
-    /// Only the programs ever clear one.
     pub(crate) const SET: [u8; 8] = 1_u64.to_ne_bytes();
+    pub(crate) const CLEAR: [u8; 8] = 0_u64.to_ne_bytes();
 
     pub(crate) fn key(self) -> [u8; 4] {
         (self as u32).to_ne_bytes()
     }
 }
 
-/// One finished span, as it travels through the ring buffer: `struct dwell_record`.
+/// One finished call, as it travels through the ring buffer: `struct dwell_record`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Record {
@@ -38,14 +38,47 @@ pub(crate) struct Record {
     pub(crate) ret: u64,
     pub(crate) skb: u64,
     pub(crate) span: u32,
+    pub(crate) part: u32,
     pub(crate) pid: u32,
     pub(crate) tid: u32,
     pub(crate) cpu_start: u32,
     pub(crate) cpu_end: u32,
     pub(crate) len: u32,
     pub(crate) suspect: u32,
-    pub(crate) reserved: u32,
     pub(crate) comm: [u8; 16],
+}
+
+/// Protocol, addresses and ports, the latter in network byte order: `struct dwell_flow`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct RawFlow {
+    pub(crate) saddr: [u8; 16],
+    pub(crate) daddr: [u8; 16],
+    pub(crate) sport: [u8; 2],
+    pub(crate) dport: [u8; 2],
+    pub(crate) version: u8,
+    pub(crate) protocol: u8,
+    pub(crate) unused: [u8; 2],
+}
+
+/// One finished span between two hooks: `struct dwell_keyed_record`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct KeyedRecord {
+    pub(crate) record: Record,
+    pub(crate) key: u64,
+    /// One of [`outcome`].
+    pub(crate) outcome: u32,
+    pub(crate) reason: u32,
+    pub(crate) flow: RawFlow,
+}
+
+/// How a span between two hooks ended: `enum dwell_outcome`.
+pub(crate) mod outcome {
+    pub(crate) const REACHED: u32 = 0;
+    pub(crate) const DROPPED: u32 = 1;
+    pub(crate) const CONSUMED: u32 = 2;
+    pub(crate) const RELEASED: u32 = 3;
 }
 
 /// What is remembered of a started span: `struct dwell_start`.
@@ -73,12 +106,15 @@ pub(crate) struct Slot {
 pub(crate) struct Counters {
     pub(crate) started: u64,
     pub(crate) completed: u64,
-    pub(crate) untracked: u64,
+    pub(crate) unmatched: u64,
     pub(crate) overwritten: u64,
     pub(crate) mismatched: u64,
-    pub(crate) unmatched: u64,
+    pub(crate) untracked: u64,
     pub(crate) ring_dropped: u64,
-    pub(crate) reserved: u64,
+    pub(crate) abandoned: u64,
+    pub(crate) expired: u64,
+    pub(crate) unkeyed: u64,
+    pub(crate) reserved: [u64; 6],
 }
 
 /// All that one span keeps in its `.bss`: `struct dwell_state`.
@@ -93,19 +129,33 @@ pub(crate) struct State {
 // SAFETY: `repr(C)` structs of integers and arrays of them, so every bit pattern is valid; without padding, since
 // their sizes are the sums of their members' (checked below against the object's type information).
 unsafe impl Plain for Record {}
-impl Record {
-    /// Reads a record of exactly this size, at any alignment.
-    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let mut record = Self::default();
-        (bytes.len() == size_of::<Self>()).then_some(())?;
-        record.copy_from_bytes(bytes).ok()?;
-        Some(record)
-    }
+// SAFETY: as above.
+unsafe impl Plain for KeyedRecord {}
+
+/// Reads a record of exactly its size, at any alignment.
+pub(crate) fn from_bytes<T: Plain + Default>(bytes: &[u8]) -> Option<T> {
+    let mut record = T::default();
+    (bytes.len() == size_of::<T>()).then_some(())?;
+    record.copy_from_bytes(bytes).ok()?;
+    Some(record)
+}
+
+/// What the bytes of `struct dwell_state` tell.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Summary {
+    /// The sum over all CPUs.
+    pub(crate) counters: Counters,
+    /// Started spans in the table that haven't expired.
+    pub(crate) waiting: u64,
+    /// Those that have.
+    pub(crate) expired: u64,
+    /// Entries of the overflow map, as far as the programs know.
+    pub(crate) overflow: u64,
 }
 
 impl State {
-    /// The counters' sum over all CPUs, and how many calls are in flight, in the table or behind it.
-    pub(crate) fn summary(bytes: &[u8]) -> Option<(Counters, u64)> {
+    /// Counts what is in `bytes`. What started before `oldest` (nanoseconds of `CLOCK_MONOTONIC`) has expired.
+    pub(crate) fn summary(bytes: &[u8], oldest: u64) -> Option<Summary> {
         const WORD: usize = size_of::<u64>();
         (bytes.len() == size_of::<Self>()).then_some(())?;
         let words: Vec<u64> =
@@ -113,30 +163,65 @@ impl State {
         let (counters, rest) = words.split_at(size_of::<[Counters; COUNTER_SETS]>() / WORD);
         let (slots, rest) = rest.split_at(size_of::<[Slot; WAYS * SETS]>() / WORD);
         let counters = counters.chunks_exact(size_of::<Counters>() / WORD).filter_map(Counters::from_words);
-        // Its first member is the key.
-        let taken = slots.iter().step_by(size_of::<Slot>() / WORD).filter(|&&key| key != 0).count();
-        Some((counters.fold(Counters::default(), Counters::plus), taken as u64 + rest.first()?))
+        let mut summary = Summary {
+            counters: counters.fold(Counters::default(), Counters::plus),
+            overflow: *rest.first()?,
+            ..Summary::default()
+        };
+        // A slot's first words are the key and the time.
+        for slot in slots.chunks_exact(size_of::<Slot>() / WORD) {
+            match *slot {
+                [0, ..] => {}
+                [_, ns, ..] if ns < oldest => summary.expired += 1,
+                _ => summary.waiting += 1,
+            }
+        }
+        Some(summary)
+    }
+}
+
+impl Start {
+    /// When it started, of the bytes of one of the overflow map's values.
+    pub(crate) fn time(bytes: &[u8]) -> Option<u64> {
+        Some(u64::from_ne_bytes(bytes.get(..size_of::<u64>())?.try_into().ok()?))
     }
 }
 
 impl Counters {
     fn from_words(words: &[u64]) -> Option<Self> {
-        let &[started, completed, untracked, overwritten, mismatched, unmatched, ring_dropped, reserved] = words else {
+        let &[started, completed, unmatched, overwritten, mismatched, untracked, ring_dropped, ref rest @ ..] = words
+        else {
             return None;
         };
-        Some(Self { started, completed, untracked, overwritten, mismatched, unmatched, ring_dropped, reserved })
+        let &[abandoned, expired, unkeyed, ..] = rest else { return None };
+        Some(Self {
+            started,
+            completed,
+            unmatched,
+            overwritten,
+            mismatched,
+            untracked,
+            ring_dropped,
+            abandoned,
+            expired,
+            unkeyed,
+            reserved: [0; 6],
+        })
     }
 
-    fn plus(self, other: Self) -> Self {
+    pub(crate) fn plus(self, other: Self) -> Self {
         Self {
-            started: self.started + other.started,
-            completed: self.completed + other.completed,
-            untracked: self.untracked + other.untracked,
-            overwritten: self.overwritten + other.overwritten,
-            mismatched: self.mismatched + other.mismatched,
-            unmatched: self.unmatched + other.unmatched,
-            ring_dropped: self.ring_dropped + other.ring_dropped,
-            reserved: 0,
+            started: self.started.saturating_add(other.started),
+            completed: self.completed.saturating_add(other.completed),
+            unmatched: self.unmatched.saturating_add(other.unmatched),
+            overwritten: self.overwritten.saturating_add(other.overwritten),
+            mismatched: self.mismatched.saturating_add(other.mismatched),
+            untracked: self.untracked.saturating_add(other.untracked),
+            ring_dropped: self.ring_dropped.saturating_add(other.ring_dropped),
+            abandoned: self.abandoned.saturating_add(other.abandoned),
+            expired: self.expired.saturating_add(other.expired),
+            unkeyed: self.unkeyed.saturating_add(other.unkeyed),
+            reserved: [0; 6],
         }
     }
 }
@@ -149,20 +234,23 @@ mod tests {
     #[test]
     fn summary() {
         let mut words = vec![0_u64; size_of::<State>() / 8];
-        for (n, word) in words[..16].iter_mut().enumerate() {
+        for (n, word) in words[..32].iter_mut().enumerate() {
             *word = 1 + n as u64;
         }
-        let slots = COUNTER_SETS * 8;
-        for slot in [0, 1, WAYS * SETS - 1] {
+        let slots = COUNTER_SETS * 16;
+        for (slot, ns) in [(0, 500), (1, 1_000), (WAYS * SETS - 1, 1_001)] {
             words[slots + 4 * slot] = 0xffff_c900_0000_0000;
+            words[slots + 4 * slot + 1] = ns;
         }
         // A time stamp beside an empty key is what was left of an ended call.
         words[slots + 4 * 2 + 1] = 7;
         *words.last_mut().unwrap() = 2;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
-        let (counters, open) = State::summary(&bytes).unwrap();
-        assert_eq!((counters.started, counters.completed, counters.ring_dropped), (1 + 9, 2 + 10, 7 + 15));
-        assert_eq!(open, 5);
-        assert!(State::summary(&bytes[8..]).is_none() && State::summary(&[]).is_none());
+        let summary = State::summary(&bytes, 1_000).unwrap();
+        let counters = summary.counters;
+        assert_eq!((counters.started, counters.completed, counters.unkeyed), (1 + 17, 2 + 18, 10 + 26));
+        assert_eq!((summary.waiting, summary.expired, summary.overflow), (2, 1, 2));
+        assert_eq!(State::summary(&bytes, 0).unwrap().waiting, 3);
+        assert!(State::summary(&bytes[8..], 0).is_none() && State::summary(&[], 0).is_none());
     }
 }

@@ -11,14 +11,17 @@ use dwell::{Answer, ErrorKind, Feature, LatencyProbe, Support};
 /// These tests time what they do, and count what this process holds.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
 
-/// Attaching works or is refused for a reason, within a second, and nothing is printed.
+/// It takes a fifth of a second, mostly to read kallsyms; this is for machines that are busy with other things.
+const SOON: Duration = Duration::from_secs(3);
+
+/// Attaching works or is refused for a reason, soon, and nothing is printed.
 #[test]
 fn attaches_or_explains() {
     let _alone = ONE_AT_A_TIME.lock();
     let before = Instant::now();
     let result = LatencyProbe::builder().function("ip_rcv").attach();
     let took = before.elapsed();
-    assert!(took < Duration::from_secs(1), "it took {took:?}");
+    assert!(took < SOON, "it took {took:?}");
     match result {
         Ok(probe) => {
             println!("this kernel allows fentry");
@@ -45,7 +48,7 @@ fn unknown_function() {
     let before = Instant::now();
     let error = LatencyProbe::builder().function("ip_rcv").function("no_such_function").attach().unwrap_err();
     let took = before.elapsed();
-    assert!(took < Duration::from_secs(1), "it took {took:?}");
+    assert!(took < SOON, "it took {took:?}");
     match error.kind() {
         ErrorKind::UnknownFunction { function, .. } => assert_eq!(function, "no_such_function"),
         ErrorKind::NoPrivilege { .. } | ErrorKind::NoBtf { .. } => println!("{error}"),

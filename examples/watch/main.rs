@@ -1,62 +1,23 @@
-//! Watches kernel functions from the command line: a line for each call, then the ledger.
+//! Watches kernel functions, and packets on their way, from the command line: a line for each event, then the ledger.
 //!
 //! `sudo target/debug/examples/watch --function ip_rcv --duration 10`
 
+mod arguments;
 mod output;
+mod stages;
+#[path = "../shared/traffic.rs"]
 mod traffic;
 
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use clap::Parser;
+use clap::Parser as _;
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
 use dwell::{LatencyEvent, LatencyProbe};
 
+use arguments::Arguments;
 use output::Output;
-use traffic::Traffic;
-
-/// Measures how long calls of kernel functions take.
-///
-/// Ends after --count events, --duration seconds, when all of --traffic has been seen, or on Ctrl-C.
-#[derive(Parser)]
-#[command(version)]
-struct Arguments {
-    /// Kernel functions, as NAME or MODULE:NAME; can be repeated
-    #[arg(long = "function", value_name = "NAME", required = true, num_args = 1..)]
-    functions: Vec<String>,
-
-    /// Print one JSON object for each event, and the ledger as the last line
-    #[arg(long)]
-    json: bool,
-
-    /// End after this many events
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
-    count: Option<u64>,
-
-    /// End after this many seconds
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
-    duration: Option<Duration>,
-
-    /// Once attached, send N datagrams, or N short TCP messages, to ourselves over 127.0.0.1
-    #[arg(long, value_name = "udp:N|tcp:N")]
-    traffic: Option<Traffic>,
-}
-
-fn seconds(text: &str) -> Result<Duration, String> {
-    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is needed".to_owned())?;
-    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
-}
-
-/// Events that the channel holds. With our own traffic there is room for all that it can cause: printing is slower
-/// than the kernel.
-fn channel_capacity(arguments: &Arguments) -> usize {
-    const ROOM: u64 = 1 << 16;
-    const EVENTS_PER_MESSAGE: u64 = 8;
-    const MOST: u64 = 1 << 20;
-    let messages = arguments.traffic.as_ref().map_or(0, |traffic| traffic.messages());
-    messages.saturating_mul(EVENTS_PER_MESSAGE * arguments.functions.len() as u64).clamp(ROOM, MOST) as usize
-}
 
 fn main() -> ExitCode {
     let arguments = match Arguments::try_parse() {
@@ -86,16 +47,25 @@ fn fail(message: &str) -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
+    if arguments.list_stages {
+        return Ok(stages::list(arguments.json)?);
+    }
+
     let (interrupt, interrupted) = bounded(1);
     ctrlc::set_handler(move || {
         let _ = interrupt.try_send(());
     })?;
 
-    let mut builder = LatencyProbe::builder().channel_capacity(channel_capacity(arguments));
-    for function in &arguments.functions {
-        builder = builder.function(function);
+    let probe = arguments.builder().attach()?;
+    for failure in probe.failures() {
+        eprintln!("watch: {failure}");
     }
-    let probe = builder.attach()?;
+    for span in probe.spans().iter().filter(|span| !span.lives_are_seen) {
+        eprintln!(
+            "watch: {}: what is measured isn't always seen to go here; what reaches the end must have passed the start",
+            span.name
+        );
+    }
     eprintln!("attached");
 
     let (finish, finished) = bounded(1);
@@ -104,7 +74,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     } else {
         keep_open(finish);
     }
-    let mut output = Output::new(arguments.json)?;
+    let mut output = if arguments.json { Output::json() } else { Output::table(probe.spans(), arguments.abandoned)? };
     let mut left = arguments.count;
     watch(&probe, &mut output, &mut left, arguments.duration, &interrupted, &finished)?;
 

@@ -2,46 +2,51 @@
 
 use std::io::{self, BufWriter, Stdout, Write as _};
 
-use dwell::{LatencyEvent, Ledger};
+use dwell::{DropReason, Key, LatencyEvent, Ledger, Outcome, SpanInfo};
 use serde_json::{Map, Value, json};
 
 /// Writes to stdout, and keeps a handful of lines back until there is time to show them.
 pub struct Output {
-    json: bool,
+    format: Format,
     out: BufWriter<Stdout>,
 }
 
+enum Format {
+    Json,
+    Table(Vec<Column>),
+}
+
+struct Column {
+    title: &'static str,
+    side: Side,
+    width: usize,
+    cell: fn(&LatencyEvent) -> String,
+}
+
+/// To which its cells are aligned.
+enum Side {
+    Left,
+    Right,
+}
+
 impl Output {
-    pub fn new(json: bool) -> io::Result<Self> {
+    pub fn json() -> Self {
+        Self { format: Format::Json, out: BufWriter::new(io::stdout()) }
+    }
+
+    /// A table with the columns that these spans have something for.
+    pub fn table(spans: &[SpanInfo], abandoned: bool) -> io::Result<Self> {
+        let columns = columns(spans, abandoned);
         let mut out = BufWriter::new(io::stdout());
-        if !json {
-            writeln!(
-                out,
-                "{:<24} {:>12} {:>7} {:<16} {:>7} {:>11} {:>18} {:>6}",
-                "SPAN", "LATENCY", "TID", "COMM", "CPU", "RET", "SKB", "LEN"
-            )?;
-        }
-        Ok(Self { json, out })
+        row(&mut out, &columns, |column| column.title.to_owned())?;
+        Ok(Self { format: Format::Table(columns), out })
     }
 
     pub fn event(&mut self, event: &LatencyEvent) -> io::Result<()> {
-        if self.json { writeln!(self.out, "{}", to_json(event)) } else { self.row(event) }
-    }
-
-    fn row(&mut self, event: &LatencyEvent) -> io::Result<()> {
-        let cpu = match (event.cpu_start, event.cpu_end) {
-            (start, end) if start == end => start.to_string(),
-            (start, end) => format!("{start}->{end}"),
-        };
-        let ret = event.ret.map_or_else(|| "-".to_owned(), |ret| ret.to_string());
-        let skb = event.skb.map_or_else(|| "-".to_owned(), |skb| format!("{:#x}", skb.address));
-        let len = event.skb.map_or_else(|| "-".to_owned(), |skb| skb.len.to_string());
-        let latency = format!("{:?}", event.latency);
-        writeln!(
-            self.out,
-            "{:<24} {latency:>12} {:>7} {:<16} {cpu:>7} {ret:>11} {skb:>18} {len:>6}",
-            event.span, event.tid, event.comm
-        )
+        match &self.format {
+            Format::Json => writeln!(self.out, "{}", to_json(event)),
+            Format::Table(columns) => row(&mut self.out, columns, |column| (column.cell)(event)),
+        }
     }
 
     pub fn flush(&mut self) -> io::Result<()> {
@@ -50,28 +55,75 @@ impl Output {
 
     /// The last thing to print.
     pub fn ledger(&mut self, ledger: &Ledger) -> io::Result<()> {
-        if self.json {
-            let spans: Map<String, Value> = ledger
-                .spans
-                .iter()
-                .map(|account| {
-                    let counters = account.counters().map(|(name, count)| (name.to_owned(), json!(count)));
-                    (account.span.to_string(), Value::Object(counters.collect()))
-                })
-                .collect();
-            writeln!(self.out, "{}", json!({ "ledger": spans }))?;
-        } else {
-            writeln!(self.out, "\n{ledger}")?;
+        match self.format {
+            Format::Json => {
+                let spans: Map<String, Value> = ledger
+                    .spans
+                    .iter()
+                    .map(|account| {
+                        let counters = account.counters().map(|(name, count)| (name.to_owned(), json!(count)));
+                        (account.span.to_string(), Value::Object(counters.collect()))
+                    })
+                    .collect();
+                writeln!(self.out, "{}", json!({ "ledger": spans }))?;
+            }
+            Format::Table(_) => writeln!(self.out, "\n{ledger}")?,
         }
         self.out.flush()
     }
 }
 
+fn columns(spans: &[SpanInfo], abandoned: bool) -> Vec<Column> {
+    use Side::{Left, Right};
+    let column = |title, side, width, cell| Column { title, side, width, cell };
+    let longest = spans.iter().map(|span| span.name.len()).max().unwrap_or_default();
+    let mut columns = vec![
+        column("SPAN", Left, longest.max(24), |event| event.span.to_string()),
+        column("LATENCY", Right, 12, |event| format!("{:?}", event.latency)),
+        column("TID", Right, 7, |event| event.tid.to_string()),
+        column("COMM", Left, 16, |event| event.comm.to_string()),
+        column("CPU", Right, 7, |event| match (event.cpu_start, event.cpu_end) {
+            (start, end) if start == end => start.to_string(),
+            (start, end) => format!("{start}->{end}"),
+        }),
+    ];
+    if spans.iter().any(|span| span.key == Key::Call) {
+        columns.push(column("RET", Right, 11, |event| or_dash(event.ret.map(|ret| ret.to_string()))));
+        columns.push(column("SKB", Right, 18, |event| or_dash(event.skb.map(|skb| format!("{:#x}", skb.address)))));
+    }
+    columns
+        .push(column("LEN", Right, 6, |event| or_dash(event.skb.and_then(|skb| skb.len).map(|len| len.to_string()))));
+    if spans.iter().any(|span| span.key != Key::Call) {
+        columns.push(column("KEY", Left, 22, |event| event.key.to_string()));
+    }
+    if abandoned {
+        columns.push(column("OUTCOME", Left, 9, |event| event.outcome.to_string()));
+    }
+    columns
+}
+
+fn or_dash(cell: Option<String>) -> String {
+    cell.unwrap_or_else(|| "-".to_owned())
+}
+
+fn row(out: &mut BufWriter<Stdout>, columns: &[Column], cell: impl Fn(&Column) -> String) -> io::Result<()> {
+    let cells = columns.iter().map(|column| match (&column.side, column.width) {
+        (Side::Left, width) => format!("{:<width$}", cell(column)),
+        (Side::Right, width) => format!("{:>width$}", cell(column)),
+    });
+    let cells: Vec<_> = cells.collect();
+    writeln!(out, "{}", cells.join(" ").trim_end())
+}
+
 fn to_json(event: &LatencyEvent) -> Value {
     json!({
         "span": event.span.as_str(),
+        "ended_at": event.ended_at.as_str(),
+        "outcome": event.outcome.as_str(),
+        "reason": reason(&event.outcome),
         "latency_ns": u64::try_from(event.latency.as_nanos()).unwrap_or(u64::MAX),
         "start_ns": event.start.as_nanos(),
+        "key": event.key.to_string(),
         "pid": event.pid,
         "tid": event.tid,
         "comm": event.comm.to_string_lossy(),
@@ -79,6 +131,15 @@ fn to_json(event: &LatencyEvent) -> Value {
         "cpu_end": event.cpu_end,
         "ret": event.ret,
         "skb": event.skb.map(|skb| skb.address),
-        "len": event.skb.map(|skb| skb.len),
+        "len": event.skb.and_then(|skb| skb.len),
     })
+}
+
+/// The kernel's name for why it dropped the packet, or else its number.
+fn reason(outcome: &Outcome) -> Value {
+    match outcome {
+        Outcome::Dropped { reason: Some(DropReason { name: Some(name), .. }), .. } => json!(name.as_str()),
+        Outcome::Dropped { reason: Some(DropReason { code, .. }), .. } => json!(code),
+        _ => Value::Null,
+    }
 }

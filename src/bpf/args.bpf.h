@@ -42,18 +42,13 @@ static __always_inline __u64 ctx_word(const __u64 *ctx, __u32 n)
 }
 
 /*
- * The lower half of a pointer, as a number. The verifier forgets that it was a
- * pointer at a 32-bit move, and at nothing else that could be done to it; hence
- * the assembly, so that there is one.
+ * A pointer as a plain number. The verifier lets a privileged program turn a
+ * pointer's bytes round, and forgets that it was one; so they are turned twice.
  */
-static __always_inline __u32 low_half(__u64 pointer)
+static __always_inline __u64 address(__u64 pointer)
 {
-	__u32 low;
-
-	/* Else a load of the pointer might be narrowed, which it refuses as well. */
-	asm volatile("" : "+r"(pointer));
-	asm volatile("%0 = %1" : "=w"(low) : "w"((__u32)pointer));
-	return low;
+	asm volatile("%0 = be64 %0\n\t%0 = be64 %0" : "+r"(pointer));
+	return pointer;
 }
 
 #endif

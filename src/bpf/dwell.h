@@ -20,21 +20,49 @@
 
 #define DWELL_COMM_LEN 16
 
-/* One finished span, as it travels through the ring buffer. */
+/* One finished call, as it travels through the ring buffer. */
 struct dwell_record {
 	__u64 start_ns;   /* bpf_ktime_get_ns() (CLOCK_MONOTONIC) at the start */
 	__u64 latency_ns;
-	__u64 ret;        /* raw return register, 0 where the function is void */
+	__u64 ret;        /* raw return register, 0 where there is none */
 	__u64 skb;        /* address of the packet, 0 where there is none */
 	__u32 span;       /* index of the span in its probe */
+	__u32 part;       /* which of the span's functions, or of its ends */
 	__u32 pid;        /* what user space calls a pid: the thread group */
 	__u32 tid;
 	__u32 cpu_start;
 	__u32 cpu_end;
-	__u32 len;        /* skb->len at the start */
+	__u32 len;        /* skb->len at the start, 0 where it can't be read */
 	__u32 suspect;    /* 1: the start may be another call's, see is_certain() */
-	__u32 reserved;
 	__u8 comm[DWELL_COMM_LEN];
+};
+
+/* Protocol, addresses and ports: a flow, in the direction of its packet. */
+struct dwell_flow {
+	__u8 saddr[16];   /* an IPv4 address takes the first four bytes, the rest is 0 */
+	__u8 daddr[16];
+	__u16 sport;      /* in network byte order; 0 where the protocol has no ports */
+	__u16 dport;
+	__u8 version;     /* 4 or 6; 0: not a flow */
+	__u8 protocol;    /* IPPROTO_... */
+	__u8 unused[2];
+} __attribute__((aligned(8))); /* it is hashed by words */
+
+/* One finished span between two hooks: a call's record, and what a key adds. */
+struct dwell_keyed_record {
+	struct dwell_record record;
+	__u64 key;
+	__u32 outcome;    /* enum dwell_outcome */
+	__u32 reason;     /* enum skb_drop_reason, 0 where the kernel gives none */
+	struct dwell_flow flow;
+};
+
+/* How a span between two hooks ended. */
+enum dwell_outcome {
+	DWELL_REACHED,  /* it got to its end */
+	DWELL_DROPPED,  /* its packet was dropped before that */
+	DWELL_CONSUMED, /* its packet was freed after use */
+	DWELL_RELEASED, /* what the key stands for is no more; the kernel doesn't say why */
 };
 
 /* What is remembered of a started span until it ends. */
@@ -52,23 +80,26 @@ struct dwell_slot {
 	struct dwell_start start;
 };
 
-/* A cache line of counters; each only ever grows. */
+/* Two cache lines of counters, the busy ones first; each only ever grows. */
 struct dwell_counters {
 	__u64 started;     /* runs of the start program */
-	__u64 completed;   /* starts matched by their exit */
-	__u64 untracked;   /* starts that found no room */
-	__u64 overwritten; /* starts whose exit never came, replaced by a later one */
+	__u64 completed;   /* starts matched by their end */
+	__u64 unmatched;   /* ends without a start */
+	__u64 overwritten; /* starts that gave way to a later one, or to an earlier */
 	__u64 mismatched;  /* starts met by another call's exit, and thrown away */
-	__u64 unmatched;   /* exits without a start */
-	__u64 ring_dropped; /* completed, but the ring buffer was full */
-	__u64 reserved;
+	__u64 untracked;   /* starts that found no room */
+	__u64 ring_dropped; /* was to be an event, but the ring buffer was full */
+	__u64 abandoned;   /* starts whose packet, socket or thread went before the end */
+	__u64 expired;     /* starts that were too old when they were met again */
+	__u64 unkeyed;     /* runs at which there was nothing to match by */
+	__u64 reserved[6];
 };
 
 /* All that one span keeps in its .bss. */
 struct dwell_state {
 	struct dwell_counters counters[DWELL_COUNTER_SETS];
 	struct dwell_slot slots[DWELL_SETS * DWELL_WAYS];
-	__u64 overflow_live; /* entries in the overflow map */
+	__u64 overflow_live; /* entries in the overflow map, at most */
 };
 
 /* The elements of the control map, which all spans of a probe share; each is 0 or 1. */
@@ -81,6 +112,8 @@ enum {
 _Static_assert(sizeof(struct dwell_record) == 80, "record layout");
 _Static_assert(sizeof(struct dwell_start) == 24, "start layout");
 _Static_assert(sizeof(struct dwell_slot) == 32, "slot layout");
-_Static_assert(sizeof(struct dwell_counters) == 64, "counters layout");
+_Static_assert(sizeof(struct dwell_counters) == 128, "counters layout");
+_Static_assert(sizeof(struct dwell_flow) == 40, "flow layout");
+_Static_assert(sizeof(struct dwell_keyed_record) == 136, "keyed record layout");
 
 #endif

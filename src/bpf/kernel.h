@@ -35,14 +35,62 @@ enum {
 };
 
 enum {
+	EEXIST = 17,
+};
+
+enum {
+	AF_INET = 2,
+	AF_INET6 = 10,
+};
+
+enum {
+	NFPROTO_IPV4 = 2,
+	NFPROTO_IPV6 = 10,
+};
+
+enum {
 	BPF_RB_NO_WAKEUP = 1,
 	BPF_RB_FORCE_WAKEUP = 2,
 };
 
 #pragma clang attribute push(__attribute__((preserve_access_index)), apply_to = record)
 
+struct in6_addr {
+	__u8 s6_addr[16]; /* a macro in the kernel, for a member of a union: never relocated, only its size counts */
+};
+
+struct sock_common {
+	__be32 skc_daddr;
+	__be32 skc_rcv_saddr;
+	__be16 skc_dport;
+	__u16 skc_num; /* the local port, in host byte order */
+	unsigned short skc_family;
+	volatile unsigned char skc_state;
+	struct in6_addr skc_v6_daddr;
+	struct in6_addr skc_v6_rcv_saddr;
+};
+
+struct sock {
+	struct sock_common __sk_common;
+	__u16 sk_protocol;
+};
+
+struct socket {
+	struct sock *sk;
+};
+
 struct sk_buff {
+	struct sock *sk;
 	unsigned int len;
+	__u8 tc_at_ingress : 1;
+	__u16 network_header; /* an offset from head */
+	unsigned int tail;    /* an offset from head on 64-bit machines */
+	unsigned char *head;
+};
+
+struct nf_hook_state {
+	__u8 hook;
+	__u8 pf;
 };
 
 struct task_struct {

@@ -2,54 +2,65 @@
 
 use std::mem::offset_of;
 
-use super::span::types;
-use crate::wire::{Counters, Record, Slot, Start, State};
+use super::skel::{call, hook};
+use crate::wire::{Counters, KeyedRecord, RawFlow, Record, Slot, Start, State};
 
 /// Asserts that two structs have one size, and the named members at the same offsets.
 macro_rules! same_layout {
-        ($ours:ident, $theirs:ident, $($member:ident),+) => {
-            const _: () = assert!(size_of::<$ours>() == size_of::<types::$theirs>());
-            $(const _: () = assert!(offset_of!($ours, $member) == offset_of!(types::$theirs, $member));)+
+    ($ours:ident, $theirs:path, $($member:ident),+) => {
+        const _: () = {
+            use $theirs as Theirs;
+            assert!(size_of::<$ours>() == size_of::<Theirs>());
+            $(assert!(offset_of!($ours, $member) == offset_of!(Theirs, $member));)+
         };
-    }
+    };
+}
 
 same_layout!(
     Record,
-    dwell_record,
+    call::types::dwell_record,
     start_ns,
     latency_ns,
     ret,
     skb,
     span,
+    part,
     pid,
     tid,
     cpu_start,
     cpu_end,
     len,
     suspect,
-    reserved,
     comm
 );
-same_layout!(Start, dwell_start, ns, fingerprint, len, cpu, switches);
-same_layout!(Slot, dwell_slot, key, start);
+same_layout!(KeyedRecord, hook::types::dwell_keyed_record, record, key, outcome, reason, flow);
+same_layout!(RawFlow, hook::types::dwell_flow, saddr, daddr, sport, dport, version, protocol, unused);
+same_layout!(Start, call::types::dwell_start, ns, fingerprint, len, cpu, switches);
+same_layout!(Slot, call::types::dwell_slot, key, start);
 same_layout!(
     Counters,
-    dwell_counters,
+    call::types::dwell_counters,
     started,
     completed,
-    untracked,
+    unmatched,
     overwritten,
     mismatched,
-    unmatched,
+    untracked,
     ring_dropped,
+    abandoned,
+    expired,
+    unkeyed,
     reserved
 );
-same_layout!(State, dwell_state, counters, slots, overflow_live);
+same_layout!(State, call::types::dwell_state, counters, slots, overflow_live);
 
 // No padding, as `Plain` demands: the sizes are the sums of the members'.
 const _: () = assert!(size_of::<Record>() == 4 * 8 + 8 * 4 + 16);
+const _: () = assert!(size_of::<KeyedRecord>() == size_of::<Record>() + 8 + 2 * 4 + size_of::<RawFlow>());
+const _: () = assert!(size_of::<RawFlow>() == 2 * 16 + 2 * 2 + 4);
 const _: () = assert!(size_of::<Slot>() == 8 + 2 * 8 + 4 + 2 * 2);
-const _: () = assert!(size_of::<State>() == 128 * 8 * 8 + 4096 * 32 + 8);
+const _: () = assert!(size_of::<State>() == 128 * 16 * 8 + 4096 * 32 + 8);
 
-// What the reader gets of a span is its whole .bss.
-const _: () = assert!(offset_of!(types::bss, state) == 0 && size_of::<types::bss>() == size_of::<State>());
+// What the reader gets of a span is its whole .bss, which both objects have alike.
+const _: () = assert!(offset_of!(call::types::bss, state) == 0 && size_of::<call::types::bss>() == size_of::<State>());
+const _: () = assert!(offset_of!(hook::types::bss, state) == 0 && size_of::<hook::types::bss>() == size_of::<State>());

@@ -1,22 +1,29 @@
 //! The one module that uses libbpf: loads and attaches programs, and reads what they write.
 
+mod call;
 mod doubt;
+mod hook;
 #[cfg(not(dwell_docs))]
 mod layout;
 mod messages;
 mod reader;
+mod room;
+mod skel;
 mod span;
+mod state;
 pub(crate) mod trials;
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
 
 use libbpf_rs::{ErrorExt as _, MapCore as _, MapFlags, MapHandle, MapType, libbpf_sys};
 
 pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub(crate) use reader::Reader;
-pub(crate) use span::{AttachedSpan, Target, attach, choose_store};
+pub(crate) use room::choose_store;
+pub(crate) use span::{AttachedSpan, attach};
 
-use self::span::Programs;
+use self::state::{Programs, StateMaps};
 use crate::error::{Capability, Error};
 use crate::kernel;
 use crate::pairing::Store;
@@ -31,19 +38,26 @@ pub(crate) struct Shared {
     ring: MapHandle,
     control: MapHandle,
     store: Store,
+    typed: bool,
     programs: Arc<Programs>,
+    watched: Watched,
 }
+
+/// The maps that the reader sweeps from time to time, as long as their spans live.
+type Watched = Arc<Mutex<Vec<Weak<StateMaps>>>>;
 
 impl Shared {
     /// Creates the maps; `ring_bytes` is a power of two and a multiple of the page size.
-    pub(crate) fn create(ring_bytes: u32, store: Store) -> Result<Self, Error> {
+    pub(crate) fn create(ring_bytes: u32, store: Store, typed: bool) -> Result<Self, Error> {
         let (shared, _) = messages::captured(|| {
             Ok(Self {
                 ring: create_map(MapType::RingBuf, "dwell_ring", 0, 0, ring_bytes)
                     .context("creating the ring buffer")?,
                 control: create_map(MapType::Array, "dwell_control", 4, 8, Control::COUNT).context("creating a map")?,
                 store,
+                typed,
                 programs: Arc::default(),
+                watched: Arc::default(),
             })
         });
         shared.map_err(|error: libbpf_rs::Error| {
@@ -53,10 +67,33 @@ impl Shared {
     }
 
     /// From here on calls count; see `is_on()` in the programs.
-    pub(crate) fn switch_on(&self) -> Result<(), Error> {
+    pub(crate) fn switch_on(&self) -> Result<Switch, Error> {
         let switched = self.control.update(&Control::On.key(), &Control::SET, MapFlags::ANY);
-        switched.map_err(|error| system_error("switching the probe on", &error))
+        let control = switched.and_then(|()| MapHandle::try_from(&self.control));
+        Ok(Switch(control.map_err(|error| system_error("switching the probe on", &error))?))
     }
+
+    fn watch(&self, maps: &Arc<StateMaps>) {
+        self.watched.lock().unwrap_or_else(PoisonError::into_inner).push(Arc::downgrade(maps));
+    }
+}
+
+/// What switches the programs of a running probe off.
+#[derive(Debug)]
+pub(crate) struct Switch(MapHandle);
+
+impl Switch {
+    /// From here on nothing counts, starts or ends.
+    pub(crate) fn off(&self) {
+        // An update of an existing element of an array takes no memory, and can't fail. If it did, a packet that is freed
+        // while the hooks go one by one might lend its start to another.
+        let _ = self.0.update(&Control::On.key(), &Control::CLEAR, MapFlags::ANY);
+    }
+}
+
+/// In the programs 0 means that there is no bound.
+fn nanos(age: Duration) -> u64 {
+    u64::try_from(age.as_nanos()).unwrap_or(u64::MAX).max(1)
 }
 
 fn create_map(ty: MapType, name: &str, key: u32, value: u32, entries: u32) -> libbpf_rs::Result<MapHandle> {
@@ -78,7 +115,12 @@ fn refusal(errno: i32) -> Option<Error> {
 }
 
 pub(crate) const EPERM: i32 = 1;
+const ESRCH: i32 = 3;
+const E2BIG: i32 = 7;
 const ENOMEM: i32 = 12;
+const EINVAL: i32 = 22;
+const ENFILE: i32 = 23;
+const EMFILE: i32 = 24;
 
 /// The errno within one of libbpf-rs' errors, which only shows it in its text.
 fn errno(error: &libbpf_rs::Error) -> i32 {

@@ -1,12 +1,12 @@
 //! The thread that reads the ring buffer and fills the channel.
 
-use std::cell::RefCell;
+use std::cell::{Cell, RefCell};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, PoisonError};
 use std::thread::{Builder, JoinHandle};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::{Sender, bounded};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, RingBuffer, RingBufferBuilder};
@@ -14,11 +14,12 @@ use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
 use super::doubt::Doubt;
 use super::messages;
-use super::span::Programs;
-use super::{Shared, errno, system_error};
-use crate::decode::{Decoded, SpanKind, decode};
+use super::state::Programs;
+use super::{Shared, Watched, errno, system_error};
+use crate::decode::{Codec, Decoded};
 use crate::error::Error;
-use crate::event::{LatencyEvent, MonotonicTime};
+use crate::event::{LatencyEvent, MonotonicTime, Outcome};
+use crate::span::Key;
 use crate::wire::Control;
 
 /// Records taken in one go; after each go the wish to stop is looked at.
@@ -32,6 +33,8 @@ const LONGEST_PAUSE: Duration = Duration::from_millis(32);
 const SETTLE: Duration = Duration::from_millis(20);
 /// The longest sleep.
 const IDLE: Duration = Duration::from_secs(1);
+/// How often spans are relieved of what has expired.
+const SWEEP: Duration = Duration::from_secs(2);
 
 /// The reader thread. Dropping it stops it, after it has taken all that is in the ring buffer.
 #[derive(Debug)]
@@ -62,8 +65,10 @@ pub(crate) struct SpanTally {
     pub(crate) delivered: AtomicU64,
     /// Found the channel full.
     pub(crate) channel_dropped: AtomicU64,
-    /// Of no certain pair.
+    /// Of no certain pair: completed spans.
     pub(crate) doubtful: AtomicU64,
+    /// The same of abandoned ones.
+    pub(crate) doubtful_abandoned: AtomicU64,
 }
 
 impl Tally {
@@ -71,8 +76,9 @@ impl Tally {
         Self { spans: (0..spans).map(|_| SpanTally::default()).collect(), undecodable: AtomicU64::new(0) }
     }
 
-    pub(crate) fn spans(&self) -> &[SpanTally] {
-        &self.spans
+    /// Of the span number `index`, which there must be.
+    pub(crate) fn span(&self, index: usize) -> &SpanTally {
+        &self.spans[index]
     }
 
     pub(crate) fn undecodable(&self) -> u64 {
@@ -82,8 +88,8 @@ impl Tally {
 
 impl Reader {
     /// Starts reading the ring of `shared`.
-    pub(crate) fn spawn(shared: &Shared, spans: Vec<SpanKind>, sender: Sender<LatencyEvent>) -> Result<Self, Error> {
-        let tally = Arc::new(Tally::new(spans.len()));
+    pub(crate) fn spawn(shared: &Shared, codec: Codec, sender: Sender<LatencyEvent>) -> Result<Self, Error> {
+        let tally = Arc::new(Tally::new(codec.spans.len()));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {
             let errno = errno.raw_os_error();
             Error::system("creating an eventfd", errno).with_errno(errno)
@@ -92,13 +98,14 @@ impl Reader {
         let duplicate =
             |map| MapHandle::try_from(map).map_err(|error| system_error("duplicating a descriptor", &error));
         let (ring, control) = (duplicate(&shared.ring)?, duplicate(&shared.control)?);
-        let intake = Intake::new(spans, sender, Arc::clone(&tally), Arc::clone(&shared.programs));
+        let intake = Intake::new(codec, sender, Arc::clone(&tally), Arc::clone(&shared.programs));
+        let watched = Arc::clone(&shared.watched);
 
         // The thread maps the ring itself, since what it does with the records stays on it.
         let (ready, started) = bounded(1);
         let worker_stop = Arc::clone(&stop);
         let thread = Builder::new().name("dwell-reader".to_owned()).spawn(move || {
-            let worker = Worker::new(&ring, control, worker_stop, intake);
+            let worker = Worker::new(&ring, control, worker_stop, intake, watched);
             let _ = ready.send(worker.as_ref().map(|_| ()).map_err(errno));
             if let Ok(worker) = worker {
                 worker.run();
@@ -139,7 +146,7 @@ impl Drop for Reader {
 
 /// From a record to the channel.
 struct Intake {
-    spans: Vec<SpanKind>,
+    codec: Codec,
     sender: Sender<LatencyEvent>,
     tally: Arc<Tally>,
     programs: Arc<Programs>,
@@ -151,18 +158,18 @@ struct Intake {
 }
 
 impl Intake {
-    fn new(spans: Vec<SpanKind>, sender: Sender<LatencyEvent>, tally: Arc<Tally>, programs: Arc<Programs>) -> Self {
-        let doubts = spans.iter().map(|_| Doubt::new()).collect();
-        let seen = vec![false; spans.len()];
-        Self { spans, sender, tally, programs, doubts, seen, held: Vec::new() }
+    fn new(codec: Codec, sender: Sender<LatencyEvent>, tally: Arc<Tally>, programs: Arc<Programs>) -> Self {
+        let doubts = codec.spans.iter().map(|_| Doubt::new()).collect();
+        let seen = vec![false; codec.spans.len()];
+        Self { codec, sender, tally, programs, doubts, seen, held: Vec::new() }
     }
 
     fn accept(&mut self, bytes: &[u8]) {
-        let Ok(decoded) = decode(bytes, &self.spans) else {
+        let Ok(decoded) = self.codec.decode(bytes) else {
             self.tally.undecodable.fetch_add(1, Ordering::Relaxed);
             return;
         };
-        self.seen[decoded.span] = true;
+        self.seen[decoded.span] = self.codec.spans[decoded.span].doubted;
         if decoded.suspect || !self.held.is_empty() {
             self.held.push(decoded);
         } else {
@@ -174,15 +181,19 @@ impl Intake {
     fn settle(&mut self) {
         // Also without any to decide on, so that a skip is known close to when it happened.
         for (span, seen) in self.seen.iter_mut().enumerate().filter(|(_, seen)| **seen) {
-            let entries = self.programs.skipped_entries(span);
-            self.doubts[span].note(entries, MonotonicTime::now());
+            let calls = self.codec.spans[span].key == Key::Call;
+            let skipped = self.programs.skipped_in_doubt(span, calls);
+            self.doubts[span].note(skipped, MonotonicTime::now());
             *seen = false;
         }
         for decoded in self.held.drain(..) {
             if !decoded.suspect || self.doubts[decoded.span].is_ruled_out(decoded.event.start) {
                 hand_over(decoded, &self.sender, &self.tally);
             } else {
-                self.tally.spans[decoded.span].doubtful.fetch_add(1, Ordering::Relaxed);
+                let tally = &self.tally.spans[decoded.span];
+                let completed = decoded.event.outcome == Outcome::Completed;
+                let counter = if completed { &tally.doubtful } else { &tally.doubtful_abandoned };
+                counter.fetch_add(1, Ordering::Relaxed);
             }
         }
     }
@@ -202,10 +213,19 @@ struct Worker {
     control: MapHandle,
     stop: Arc<Stop>,
     intake: Rc<RefCell<Intake>>,
+    watched: Watched,
+    /// When that was done last.
+    swept: Cell<Instant>,
 }
 
 impl Worker {
-    fn new(ring: &MapHandle, control: MapHandle, stop: Arc<Stop>, intake: Intake) -> libbpf_rs::Result<Self> {
+    fn new(
+        ring: &MapHandle,
+        control: MapHandle,
+        stop: Arc<Stop>,
+        intake: Intake,
+        watched: Watched,
+    ) -> libbpf_rs::Result<Self> {
         let intake = Rc::new(RefCell::new(intake));
         let accept = {
             let intake = Rc::clone(&intake);
@@ -219,12 +239,13 @@ impl Worker {
             builder.add(ring, accept)?;
             builder.build()
         });
-        Ok(Self { ring: ring?, control, stop, intake })
+        Ok(Self { ring: ring?, control, stop, intake, watched, swept: Cell::new(Instant::now()) })
     }
 
     fn run(&self) {
         let mut pause = SHORTEST_PAUSE;
         loop {
+            self.sweep();
             // Asked before taking, so that once it is yes, an empty ring is the end.
             let stopping = self.stop.wanted.load(Ordering::Acquire);
             if self.take() {
@@ -244,6 +265,16 @@ impl Worker {
         }
     }
 
+    /// Relieves spans of what has expired, if it is time.
+    fn sweep(&self) {
+        if self.swept.get().elapsed() < SWEEP {
+            return;
+        }
+        self.swept.set(Instant::now());
+        let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
+        watched.retain(|maps| maps.upgrade().inspect(|maps| maps.sweep()).is_some());
+    }
+
     /// Takes up to [`BATCH`] records; whether there may be more at once.
     fn take(&self) -> bool {
         let any = self.ring.consume_raw_n(BATCH) > 0;
@@ -256,6 +287,7 @@ impl Worker {
     /// Sleeps until a record comes, or for [`IDLE`].
     fn idle(&self) {
         loop {
+            self.sweep();
             self.ask_to_be_woken();
             for patience in [SETTLE, IDLE] {
                 if self.take() || self.sleep_until_record(patience) || self.stop.wanted.load(Ordering::Acquire) {

@@ -61,11 +61,22 @@ pub(crate) fn typed_tracepoints() -> Trial {
     feature("has_typed_tracepoint", "a tp_btf program", Until::Attached)
 }
 
+/// Whether functions can be traced, as far as loading a program tells; tried once for the process.
+pub(crate) fn has_functions() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| feature("has_fentry", "an fentry program", Until::Loaded).is_ok())
+}
+
 /// Whether to use [`typed_tracepoints`]; tried once for the process.
-#[allow(dead_code, reason = "for hooks on tracepoints")]
 pub(crate) fn has_typed_tracepoints() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| typed_tracepoints().is_ok())
+}
+
+/// Whether packets' headers can be read; tried once for the process.
+pub(crate) fn has_kernel_reads() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| kernel_reads().is_ok())
 }
 
 /// Compare-and-swap, which the in-flight table needs.
@@ -73,7 +84,7 @@ pub(crate) fn atomics() -> Trial {
     feature("has_cmpxchg", "a BPF program", Until::Loaded)
 }
 
-/// The helper that reads any memory of the kernel; not used by this crate, but lockdown keeps it away.
+/// The helper that reads any memory of the kernel, which lockdown keeps away. Only flows of packets need it.
 pub(crate) fn kernel_reads() -> Trial {
     feature("has_kernel_reads", "a raw_tp program", Until::Loaded)
 }

@@ -1,6 +1,7 @@
 //! Looking functions and tracepoints up by name.
 
 use std::cell::OnceCell;
+use std::fmt;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -39,6 +40,16 @@ pub(crate) struct Function {
     /// `None`: in the kernel itself.
     pub(crate) module: Option<String>,
     pub(crate) signature: Signature,
+}
+
+/// `FUNCTION`, or `MODULE:FUNCTION`, as libbpf takes it, too.
+impl fmt::Display for Function {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.module {
+            Some(module) => write!(f, "{module}:{}", self.name),
+            None => f.write_str(&self.name),
+        }
+    }
 }
 
 /// A raw tracepoint.
@@ -94,8 +105,12 @@ impl Kernel {
         Ok(function)
     }
 
+    /// Whether the kernel itself, without its modules, has a function of this name; it may be one that can't be traced.
+    pub(crate) fn knows_in_kernel(&self, function: &str) -> bool {
+        !self.vmlinux.functions(function).is_empty()
+    }
+
     /// Finds a raw tracepoint, which has a name and no group.
-    #[allow(dead_code, reason = "for spans between any hooks")]
     pub(crate) fn tracepoint(&self, name: &str) -> Result<Tracepoint, Error> {
         let found = |module, signature| Tracepoint { name: name.to_owned(), module, signature };
         if let Some(signature) = self.vmlinux.tracepoint(name) {
@@ -113,7 +128,6 @@ impl Kernel {
 
     /// The values of an enum of the kernel, of which those of more than 32 bits lose the upper ones; none if there is no
     /// such enum.
-    #[allow(dead_code, reason = "for spans between any hooks")]
     pub(crate) fn enumerators(&self, name: &str) -> Vec<(u32, String)> {
         self.vmlinux.enumerators(name)
     }

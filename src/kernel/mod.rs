@@ -15,12 +15,10 @@ mod signature;
 mod symbols;
 
 pub(crate) use host::{btf_size, holds, lacks, lockdown, locked_memory_is_limited, modules_with_btf, user_namespace};
-#[allow(unused_imports, reason = "for spans between any hooks")]
-pub(crate) use lookup::Tracepoint;
-pub(crate) use lookup::{Function, Kernel};
-pub(crate) use signature::Return;
-#[allow(unused_imports, reason = "for spans between any hooks")]
-pub(crate) use signature::{Param, Signature};
+pub(crate) use lookup::{Function, Kernel, Tracepoint};
+#[cfg(test)]
+pub(crate) use signature::Param;
+pub(crate) use signature::{Return, Signature};
 pub(crate) use symbols::why_not_attached;
 
 use crate::error::{Capability, Error, ErrorKind};

@@ -409,7 +409,7 @@ mod tests {
         assert_no(&facts, Feature::Btf, "there is no /sys/kernel/btf/vmlinux", Some(WITH_BTF));
         assert_eq!(check(&facts, Feature::ModuleBtf).0, Answer::No);
         assert_eq!(check(&facts, Feature::Trampolines).2.as_deref(), Some(WITH_BTF));
-        assert!(support(&facts).can_trace_packets());
+        assert!(!support(&facts).can_trace_packets());
     }
 
     /// Before 5.11 the limit on locked memory bounds maps.

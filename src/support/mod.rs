@@ -185,9 +185,9 @@ impl Support {
     }
 
     /// Whether packets can be followed from tracepoint to tracepoint, by their address. That is so on many machines which
-    /// refuse to have functions traced.
+    /// refuse to have functions traced. (The kernel's type information says which argument of a tracepoint the packet is.)
     pub fn can_trace_packets(&self) -> bool {
-        self.has(Feature::RawTracepoints) && self.has(Feature::RingBuffer)
+        self.has(Feature::RawTracepoints) && self.has(Feature::RingBuffer) && self.has(Feature::Btf)
     }
 }
 
@@ -286,7 +286,7 @@ What to do:
         use Feature::{Btf, RawTracepoints, RingBuffer, Trampolines};
         for (missing, functions, packets) in [
             (None, true, true),
-            (Some(Btf), false, true),
+            (Some(Btf), false, false),
             (Some(Trampolines), false, true),
             (Some(RawTracepoints), true, false),
             (Some(RingBuffer), false, false),

@@ -2,18 +2,18 @@
 //!
 //! A kernel that refuses tracing altogether is not among the guests; `tests/native.rs` covers it.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fs;
 use std::process::Output;
 use std::time::Instant;
 
-use dwell::{ErrorKind, LatencyProbe, NotTraceable};
+use dwell::{ErrorKind, Hook, LatencyProbe, NotTraceable, Span};
 use libbpf_rs::query::ProgInfoIter;
 
 use crate::support::{example, finish, ms, only, probe, run, shell};
 
 /// Emulation is some twenty times slower than the machines for which a second is promised.
-const SOON: u64 = 5_000;
+const SOON: u64 = 15_000;
 
 fn refusal(function: &str) -> ErrorKind {
     let before = Instant::now();
@@ -157,6 +157,46 @@ fn described_twice() {
 fn refused_by_name() {
     assert_eq!(reason("do_exit"), NotTraceable::NeverReturns);
     assert_eq!(reason("bpf_ringbuf_reserve"), NotTraceable::ProbePath);
+}
+
+/// A name that the kernel has several times is refused: it would attach to any of them.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn names_that_several_functions_have() {
+    let symbols = fs::read_to_string("/proc/kallsyms").unwrap();
+    let mut counts: HashMap<&str, usize> = HashMap::new();
+    for line in symbols.lines().filter(|line| !line.contains('[')) {
+        let mut words = line.split_whitespace().skip(1);
+        if let (Some("t" | "T"), Some(name)) = (words.next(), words.next()) {
+            *counts.entry(name).or_default() += 1;
+        }
+    }
+    let mut several: Vec<_> = counts.into_iter().filter(|(name, count)| *count > 1 && !name.contains('.')).collect();
+    several.sort();
+    assert!(several.len() > 4, "{several:?}");
+    for (name, count) in several.into_iter().step_by(50).take(4) {
+        match reason(name) {
+            // Of their symbols, or of their descriptions.
+            NotTraceable::Indistinct { copies, .. } => {
+                assert!((2..=count).contains(&copies), "{name}: {copies} of {count}")
+            }
+            // Copies that differ aren't described at all.
+            NotTraceable::Untyped | NotTraceable::Excluded | NotTraceable::ProbePath => {}
+            other => panic!("{name}: {other}"),
+        }
+    }
+}
+
+/// A function that has no packet says what it has.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn no_such_argument() {
+    let span = Span::between(Hook::entry("ip_list_rcv"), Hook::entry("ip_rcv_core"));
+    let error = LatencyProbe::builder().span(span).attach().unwrap_err();
+    let text = error.to_string();
+    assert!(text.starts_with("`ip_list_rcv` has no argument that is a packet (struct sk_buff *)"), "{text}");
+    assert!(text.contains("struct list_head *head"), "{text}");
+    assert_eq!(error.hook(), Some("ip_list_rcv"));
 }
 
 /// One bad function among good ones takes nothing with it, and leaves nothing.

@@ -20,7 +20,7 @@ fn twenty_thousand_datagrams() {
     assert_eq!(events.len(), COUNT);
     for event in &events {
         assert!(event.span == "ip_rcv");
-        assert_eq!(event.skb.expect("ip_rcv has a packet").len, 20 + 8 + 32);
+        assert_eq!(event.skb.expect("ip_rcv has a packet").len, Some(20 + 8 + 32));
         assert_eq!(event.ret, Some(0), "NET_RX_SUCCESS");
     }
     // Some may be left to ksoftirqd.

@@ -1,21 +1,48 @@
 //! The `watch` example, as scripts use it.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::{Command, Stdio};
+use std::net::UdpSocket;
+use std::process::{Child, Command, Stdio};
 use std::time::Instant;
 
+use dwell::Stage;
 use serde_json::Value;
 
-use crate::support::{eventually, example, ms, run};
+use crate::support::{eventually, example, kernel_version, ms, ping_pong, run, shell, udp_to_itself};
+
+/// From a device's queue to its reception.
+const LOOPBACK: &str = "tp:net_dev_queue..tp:netif_receive_skb";
 
 /// Runs `watch`; its lines of JSON, the ledger last.
 #[track_caller]
 fn watch(arguments: &str) -> (Vec<Value>, Value) {
-    let text = run(&format!("{} --json {arguments}", example("watch").display()));
+    parse(&run(&format!("{} --json {arguments}", example("watch").display())))
+}
+
+#[track_caller]
+fn parse(text: &str) -> (Vec<Value>, Value) {
     let mut lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
     let last = lines.pop().expect("a ledger");
     let ledger = last.get("ledger").unwrap_or_else(|| panic!("{last}")).clone();
     (lines, ledger)
+}
+
+/// Starts `watch`, and returns once it is attached.
+fn start(arguments: &[&str]) -> Child {
+    let mut command = Command::new(example("watch"));
+    let mut child = command.args(arguments).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+    let mut line = String::new();
+    BufReader::new(child.stderr.as_mut().unwrap()).read_line(&mut line).unwrap();
+    assert_eq!(line, "attached\n");
+    child
+}
+
+/// Ends it as Ctrl-C does; what it printed.
+fn interrupt(child: Child) -> String {
+    run(&format!("kill -INT {}", child.id()));
+    let output = child.wait_with_output().unwrap();
+    assert!(output.status.success(), "{:?}", output.status);
+    String::from_utf8(output.stdout).unwrap()
 }
 
 /// 20,000 datagrams are 20,000 lines, and the ledger says so.
@@ -87,23 +114,10 @@ fn table() {
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn interrupted() {
-    let mut child = Command::new(example("watch"))
-        .args(["--json", "--function", "ip_rcv"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut stderr = BufReader::new(child.stderr.take().unwrap());
-    let mut line = String::new();
-    stderr.read_line(&mut line).unwrap();
-    assert_eq!(line, "attached\n");
-    crate::support::ping_pong(&crate::support::udp_to_itself(), 5, b"x");
-    run(&format!("kill -INT {}", child.id()));
-    let output = child.wait_with_output().unwrap();
-    assert!(output.status.success(), "{:?}", output.status);
-    let text = String::from_utf8(output.stdout).unwrap();
-    assert_eq!(text.lines().count(), 6, "{text}");
-    assert!(text.lines().last().unwrap().contains(r#""ledger""#), "{text}");
+    let child = start(&["--json", "--function", "ip_rcv"]);
+    ping_pong(&udp_to_itself(), 5, b"x");
+    let (events, ledger) = parse(&interrupt(child));
+    assert_eq!((events.len(), &ledger["ip_rcv"]["delivered"]), (5, &5.into()));
 }
 
 /// Killed without a chance to detach, it still leaves nothing attached.
@@ -112,15 +126,7 @@ fn interrupted() {
 fn killed() {
     let programs = || libbpf_rs::query::ProgInfoIter::default().count();
     let before = programs();
-    let mut child = Command::new(example("watch"))
-        .args(["--function", "ip_rcv"])
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut line = String::new();
-    BufReader::new(child.stderr.take().unwrap()).read_line(&mut line).unwrap();
-    assert_eq!(line, "attached\n");
+    let mut child = start(&["--function", "ip_rcv"]);
     assert!(programs() > before);
     child.kill().unwrap();
     child.wait().unwrap();
@@ -136,11 +142,133 @@ fn broken_pipe() {
     assert!(text.starts_with("attached\nwatch: ") && text.ends_with("2\n") && !text.contains("panicked"), "{text}");
 }
 
-/// The quick start shows ten calls and the ledger.
+/// A span between hooks: its key, where it ended and how, and all counters of the ledger.
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
-fn quickstart() {
-    let text = run(&example("quickstart").display().to_string());
-    assert_eq!(text.lines().filter(|line| line.starts_with("ip_rcv ")).count(), 10, "{text}");
-    assert_eq!(text.lines().last(), Some("ip_rcv: started 10 completed 10 delivered 10"), "{text}");
+fn span() {
+    let (events, ledger) = watch(&format!("--span {LOOPBACK} --traffic udp:50"));
+    assert_eq!(events.len(), 50);
+    for event in &events {
+        let key = format!("skb {:#x}", event["skb"].as_u64().unwrap());
+        assert_eq!((&event["span"], &event["key"]), (&LOOPBACK.into(), &key.into()), "{event}");
+        assert_eq!((&event["ended_at"], &event["outcome"]), (&"tp:netif_receive_skb".into(), &"completed".into()));
+        assert!(event["reason"].is_null() && event["ret"].is_null(), "{event}");
+    }
+    for counter in ["abandoned", "expired", "overwritten", "unkeyed", "unmatched", "missed_releases"] {
+        assert_eq!(ledger[LOOPBACK][counter], 0, "{counter}: {ledger}");
+    }
+}
+
+/// A flow as a key reads like one, and several hooks are alternatives.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn keys() {
+    let span = "tp:net_dev_queue..ip_rcv_core+ip6_rcv_core";
+    let (events, _) = watch(&format!("--span {span} --key flow --traffic udp:5"));
+    assert_eq!(events.len(), 5);
+    for event in &events {
+        let key = event["key"].as_str().unwrap();
+        assert!(key.starts_with("udp 127.0.0.1:") && key.contains(" > 127.0.0.1:"), "{event}");
+        assert_eq!((&event["span"], &event["ended_at"]), (&span.into(), &"ip_rcv_core".into()));
+    }
+    let (events, _) = watch("--span ip_rcv..ip_rcv:exit --key call --traffic udp:5");
+    assert_eq!(events.len(), 5);
+    assert!(events.iter().all(|event| event["key"] == "call"), "{events:?}");
+}
+
+/// Datagrams that nobody wants are events as well, if asked for, with the kernel's reason where it has one.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn abandoned() {
+    const SPAN: &str = "tp:netif_receive_skb..udp_queue_rcv_one_skb";
+    let unwanted = || {
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        socket.send_to(b"hello", nobody).unwrap();
+    };
+    let child = start(&["--json", "--abandoned", "--span", SPAN]);
+    unwanted();
+    let (events, ledger) = parse(&interrupt(child));
+    let dropped = events.iter().find(|event| event["outcome"] == "dropped" && event["len"] == 33);
+    let dropped = dropped.unwrap_or_else(|| panic!("{events:?}"));
+    let reason = if kernel_version() < (5, 17) { Value::Null } else { "NO_SOCKET".into() };
+    assert_eq!(dropped["reason"], reason, "{dropped}");
+    assert_eq!((&ledger[SPAN]["completed"], &ledger[SPAN]["emitted"]), (&0.into(), &ledger[SPAN]["abandoned"]));
+
+    let child = start(&["--abandoned", "--span", SPAN]);
+    unwanted();
+    let table = interrupt(child);
+    assert!(table.lines().next().unwrap().ends_with("OUTCOME") && table.contains(" dropped"), "{table}");
+}
+
+/// What is too old is no event.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn max_age() {
+    let (events, ledger) = watch(&format!("--span {LOOPBACK} --max-age 1ns --traffic udp:5"));
+    assert!(events.is_empty(), "{events:?}");
+    assert_eq!((&ledger[LOOPBACK]["started"], &ledger[LOOPBACK]["expired"]), (&5.into(), &5.into()));
+    let (events, _) = watch(&format!("--span {LOOPBACK} --max-age 2m --traffic udp:5"));
+    assert_eq!(events.len(), 5);
+}
+
+/// Stages by their names, and beside them what can't be measured, with the reason.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn stages() {
+    let (events, _) = watch("--stage qdisc --stage udp-receive --traffic udp:20");
+    for (stage, end) in [("qdisc", "tp:net_dev_start_xmit"), ("udp-receive", "udp_rcv")] {
+        let own: Vec<_> = events.iter().filter(|event| event["span"] == stage).collect();
+        assert!(own.len() == 20 && own.iter().all(|event| event["ended_at"] == end), "{stage}: {own:?}");
+    }
+    let command =
+        format!("{} --best-effort --stage qdisc --function no_such --traffic udp:3", example("watch").display());
+    let output = shell(&command);
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert!(output.status.success(), "{stderr}");
+    let missing = "watch: no_such: this kernel has no function `no_such`";
+    assert!(stderr.starts_with(missing) && stderr.ends_with("\nattached\n"), "{stderr}");
+    assert_eq!(stderr.lines().count(), 2, "{stderr}");
+}
+
+/// The list of stages needs no privileges: each with what this kernel has, or why not.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn list_stages() {
+    let watch = example("watch");
+    let text = run(&format!("setpriv --reuid 65534 --clear-groups {} --list-stages", watch.display()));
+    for stage in Stage::ALL {
+        assert!(
+            text.lines().any(|line| line.starts_with(stage.name()) && line.ends_with(stage.description())),
+            "{text}"
+        );
+    }
+    let tracepoints = "\n    tp:net_dev_queue → tp:net_dev_start_xmit by skb\n";
+    assert!(text.contains(tracepoints) && text.contains("\n    calls of udp_rcv, udpv6_rcv\n"), "{text}");
+    let lines = run(&format!("{} --list-stages --json", watch.display()));
+    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
+    assert_eq!(lines.len(), Stage::ALL.len());
+    assert!(lines.iter().all(|line| line["error"].is_string() != line["starts"].is_array()), "{lines:?}");
+}
+
+/// What this kernel doesn't have is an error on one line, and nothing else is printed.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn nothing_of_that_name() {
+    let cases = [
+        ("--span a..b", "this kernel has no function `a`; is its module loaded?"),
+        (
+            "--span tp:net_dev_queu..ip_rcv",
+            "this kernel has no raw tracepoint `net_dev_queu`; did you mean `net_dev_queue`",
+        ),
+        ("--span ip_rcv..ip_list_rcv", "`ip_list_rcv` has no argument that is a packet"),
+        ("--span ip_rcv..ip_rcv_core --key call", "a call goes from the entry of a function to the exit of the same"),
+        ("--span ip_rcv..ip_rcv_core --max-age 0", "a maximal age of 0ns: more than 0"),
+    ];
+    for (arguments, text) in cases {
+        let output = shell(&format!("{} {arguments}", example("watch").display()));
+        let stderr = String::from_utf8(output.stderr).unwrap();
+        assert!(stderr.starts_with(&format!("watch: {text}")) && stderr.lines().count() == 1, "{arguments}: {stderr}");
+        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments}");
+    }
 }

@@ -31,11 +31,6 @@ impl FromStr for Traffic {
 }
 
 impl Traffic {
-    pub fn messages(self) -> u64 {
-        let (Self::Udp(count) | Self::Tcp(count)) = self;
-        count
-    }
-
     /// Sends every message and receives it again.
     pub fn run(self) -> io::Result<()> {
         match self {

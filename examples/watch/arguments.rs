@@ -1,0 +1,116 @@
+//! What `watch` is asked for.
+
+use std::time::Duration;
+
+use clap::{ArgGroup, Parser};
+use dwell::{Hook, Key, LatencyProbe, LatencyProbeBuilder, Span, Stage};
+use humantime::parse_duration;
+
+use crate::traffic::Traffic;
+
+/// Measures how long calls of kernel functions take, and how long packets are on their way from one point of the kernel
+/// to another.
+///
+/// Ends after --count events, --duration seconds, when all of --traffic has been seen, or on Ctrl-C.
+#[derive(Parser)]
+#[command(version, group = ArgGroup::new("what").required(true).multiple(true))]
+pub struct Arguments {
+    /// Kernel functions, as NAME or MODULE:NAME; can be repeated
+    #[arg(long = "function", value_name = "NAME", num_args = 1.., group = "what")]
+    functions: Vec<String>,
+
+    /// From one hook to another: NAME is a function's entry, NAME:exit its exit, tp:NAME a raw tracepoint, and several
+    /// are joined by +; can be repeated
+    #[arg(long = "span", value_name = "FROM..TO", value_parser = span, group = "what")]
+    spans: Vec<Span>,
+
+    /// Ready-made spans of the network stack, whatever their functions are called here; can be repeated
+    #[arg(long = "stage", value_name = "NAME", group = "what")]
+    stages: Vec<Stage>,
+
+    /// Print every stage, and what this kernel has for it
+    #[arg(long, group = "what", conflicts_with_all = ["functions", "spans", "stages"])]
+    pub list_stages: bool,
+
+    /// What the ends of each --span are matched by: call, skb, skbhead, sock, flow, flow-reply or thread
+    #[arg(long, default_value_t = Key::Skb)]
+    key: Key,
+
+    /// Make events also of starts whose packet, socket or thread goes before the end
+    #[arg(long)]
+    pub abandoned: bool,
+
+    /// Don't report what takes longer, such as 500ms, 5s or 2m
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration)]
+    max_age: Option<Duration>,
+
+    /// Leave out what can't be measured, and say why
+    #[arg(long)]
+    best_effort: bool,
+
+    /// Print one JSON object for each event, and the ledger as the last line
+    #[arg(long)]
+    pub json: bool,
+
+    /// End after this many events
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u64).range(1..))]
+    pub count: Option<u64>,
+
+    /// End after this many seconds
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub duration: Option<Duration>,
+
+    /// Once attached, send N datagrams, or N short TCP messages, to ourselves over 127.0.0.1
+    #[arg(long, value_name = "udp:N|tcp:N")]
+    pub traffic: Option<Traffic>,
+}
+
+fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "a number of seconds is needed".to_owned())?;
+    Duration::try_from_secs_f64(seconds).map_err(|error| error.to_string())
+}
+
+fn span(text: &str) -> Result<Span, String> {
+    let (from, to) = text.split_once("..").ok_or("two hooks are needed, FROM..TO")?;
+    let hooks = |list: &str| {
+        let hooks: Result<Vec<Hook>, _> = list.split('+').map(str::parse).collect();
+        hooks.map_err(|error| error.to_string())
+    };
+    // Splitting gives one part at least.
+    let (mut from, mut to) = (hooks(from)?.into_iter(), hooks(to)?.into_iter());
+    let (Some(first), Some(last)) = (from.next(), to.next()) else { return Err("two hooks are needed".to_owned()) };
+    let span = from.fold(Span::between(first, last), Span::or_from);
+    Ok(to.fold(span, Span::or_to))
+}
+
+impl Arguments {
+    /// The probe that was asked for.
+    pub fn builder(&self) -> LatencyProbeBuilder {
+        let mut builder = LatencyProbe::builder().channel_capacity(self.channel_capacity());
+        for function in &self.functions {
+            builder = builder.function(function);
+        }
+        let spans = self.spans.iter().map(|span| span.clone().keyed_by(self.key));
+        for span in spans.chain(self.stages.iter().copied().map(Span::stage)) {
+            builder = builder.span(if self.abandoned { span.with_abandoned() } else { span });
+        }
+        if let Some(age) = self.max_age {
+            builder = builder.max_age(age);
+        }
+        if self.best_effort { builder.best_effort() } else { builder }
+    }
+
+    /// Events that the channel holds. With our own traffic there is room for all that it can cause: printing is slower
+    /// than the kernel.
+    fn channel_capacity(&self) -> usize {
+        const ROOM: u64 = 1 << 16;
+        const EVENTS_PER_MESSAGE: u64 = 8;
+        const MOST: u64 = 1 << 20;
+        let messages = match self.traffic {
+            Some(Traffic::Udp(count) | Traffic::Tcp(count)) => count,
+            None => 0,
+        };
+        let spans = self.functions.len() + self.spans.len() + self.stages.len();
+        messages.saturating_mul(EVENTS_PER_MESSAGE * spans as u64).clamp(ROOM, MOST) as usize
+    }
+}

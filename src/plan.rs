@@ -1,0 +1,161 @@
+//! What is to be attached: plain data, from the resolver to the driver.
+
+use std::fmt;
+use std::time::Duration;
+
+use crate::event::Name;
+use crate::kernel::{Function, Return, Tracepoint};
+use crate::span::{Key, Restart};
+
+/// One span, resolved for this kernel.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct SpanPlan {
+    pub(crate) name: Name,
+    pub(crate) key: Key,
+    pub(crate) body: Body,
+    pub(crate) restart: Restart,
+    pub(crate) max_age: Option<Duration>,
+    pub(crate) with_abandoned: bool,
+    /// What the key stands for is seen to go whenever it does, or has no life that matters.
+    pub(crate) lives_are_seen: bool,
+    /// It isn't, so both ends must have the same data as well.
+    pub(crate) guard_head: bool,
+}
+
+impl SpanPlan {
+    /// Whether a pair of its hooks has to be looked at twice where the kernel skipped one of the programs. A packet passes
+    /// two hooks where it goes, if functions are among them, so that one of them may be skipped.
+    pub(crate) fn is_doubted(&self) -> bool {
+        !(self.key == Key::Skb && self.lives_are_seen)
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Body {
+    /// The calls of one function, or of several.
+    Calls(Vec<CallPlan>),
+    /// Hooks that a key connects.
+    Hooks(Vec<HookPlan>),
+}
+
+/// The calls of a function.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct CallPlan {
+    pub(crate) function: Function,
+    /// The word of the context that is a `struct sk_buff *`.
+    pub(crate) skb_word: Option<u32>,
+    pub(crate) condition: Option<Condition>,
+}
+
+/// Which calls are measured.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct Condition {
+    pub(crate) what: ConditionKind,
+    /// The word of the context that it is about.
+    pub(crate) word: u32,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ConditionKind {
+    TcIngress,
+    TcEgress,
+    /// One of the kernel's `NF_INET_...`.
+    NfHook(u32),
+}
+
+/// One hook of a span.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct HookPlan {
+    pub(crate) site: Site,
+    pub(crate) role: Role,
+    pub(crate) source: KeySource,
+    /// The word of the context that `source` is made of.
+    pub(crate) key_word: u32,
+    /// The word of the context that is a `struct sk_buff *`.
+    pub(crate) skb_word: Option<u32>,
+    /// The flow is seen from the other side here.
+    pub(crate) reversed: bool,
+    /// The packet may be gone by then, so nothing is read from it.
+    pub(crate) late: bool,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Site {
+    Entry(Function),
+    Exit(Function),
+    Tracepoint(Tracepoint),
+}
+
+/// What a hook does to the span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Role {
+    Start,
+    End,
+    Abandon {
+        /// One of `wire::outcome`.
+        outcome: u32,
+        /// The word of the context that is the kernel's reason.
+        reason_word: Option<u32>,
+    },
+}
+
+/// What a key is made of: `enum key_source` in `hook.bpf.c`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum KeySource {
+    Address,
+    SkbHead,
+    SkbSock,
+    SocketSock,
+    FlowSkb,
+    FlowSock,
+    FlowSocket,
+    Thread,
+}
+
+impl HookPlan {
+    pub(crate) fn is_tracepoint(&self) -> bool {
+        matches!(self.site, Site::Tracepoint(_))
+    }
+}
+
+impl KeySource {
+    /// Whether it is read from a packet.
+    pub(crate) fn reads_packet(self) -> bool {
+        matches!(self, Self::SkbHead | Self::SkbSock | Self::FlowSkb)
+    }
+
+    /// Whether a pointer has to be followed.
+    pub(crate) fn needs_types(self) -> bool {
+        !matches!(self, Self::Address | Self::Thread)
+    }
+}
+
+impl Site {
+    /// `None`: a tracepoint.
+    pub(crate) fn function(&self) -> Option<&Function> {
+        match self {
+            Self::Entry(function) | Self::Exit(function) => Some(function),
+            Self::Tracepoint(_) => None,
+        }
+    }
+
+    /// What its function returns, where it can be seen.
+    pub(crate) fn ret(&self) -> Return {
+        match self {
+            Self::Exit(function) => function.signature.ret,
+            Self::Entry(_) | Self::Tracepoint(_) => Return::Void,
+        }
+    }
+}
+
+/// As [`Hook`](crate::Hook) is written.
+impl fmt::Display for Site {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Entry(function) => function.fmt(f),
+            Self::Exit(function) => write!(f, "{function}:exit"),
+            Self::Tracepoint(tracepoint) => write!(f, "tp:{}", tracepoint.name),
+        }
+    }
+}

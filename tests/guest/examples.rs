@@ -1,0 +1,68 @@
+//! The examples, run as a user does.
+
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::process::{Command, Stdio};
+
+use crate::lab::{Ip, Lab, Side, send_datagrams};
+use crate::support::{example, kernel_version, run};
+
+/// The quick start shows ten calls and the ledger.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn quickstart() {
+    let text = run(&example("quickstart").display().to_string());
+    assert_eq!(text.lines().filter(|line| line.starts_with("ip_rcv ")).count(), 10, "{text}");
+    assert_eq!(text.lines().last(), Some("ip_rcv: started 10 completed 10 delivered 10"), "{text}");
+}
+
+/// Each packet that meets a classifier has its line.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn tc_ingress() {
+    let lab = Lab::new();
+    lab.ingress_filter(Side::Right);
+    let (left, right) = lab.udp_pair(Ip::V4);
+    let mut child = Command::new(example("tc_ingress")).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    stdout.read_line(&mut text).unwrap();
+    assert!(text.starts_with("tc-ingress: calls of "), "{text}");
+    send_datagrams(&left, &right, 25, b"x");
+    stdout.read_to_string(&mut text).unwrap();
+    assert!(child.wait().unwrap().success());
+    let lines: Vec<_> = text.lines().collect();
+    assert_eq!(lines.len(), 22, "{text}");
+    assert!(lines[1..21].iter().all(|line| line.starts_with("tc-ingress ") && line.ends_with(" len 29")), "{text}");
+    assert!(lines[21].starts_with("tc-ingress: started 2"), "{text}");
+}
+
+/// Where there is no classifier, it says how to make one.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn tc_ingress_without_a_classifier() {
+    let text = run(&example("tc_ingress").display().to_string());
+    assert!(text.contains("tc filter add dev lo ingress"), "{text}");
+    assert_eq!(text.lines().last(), Some("tc-ingress: started 0 completed 0 delivered 0"), "{text}");
+}
+
+/// With thousands of rules the firewall comes first, not what is around it.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn a_slow_firewall_is_to_blame() {
+    let lab = Lab::new();
+    lab.slow_firewall(Side::Right, 3_000);
+    // A program starts on its parent's host.
+    let text = lab.right(|| run(&format!("{} --messages 100", example("where_is_the_time").display())));
+    // On 5.10 functions of modules can't be traced, and the rules are a part of their hook.
+    let culprit = if kernel_version() < (5, 11) { "netfilter-local-in" } else { "firewall-rules" };
+    assert!(text.starts_with(&format!("{culprit} takes most: ")), "{text}");
+    let stage = |name: &str| text.lines().position(|line| line.starts_with(&format!("{name} ")) && !line.contains(':'));
+    assert_eq!(stage(culprit), Some(3), "{text}");
+    // 200 messages, the connection and its end, and acknowledgements.
+    let count: u32 = text.lines().nth(3).and_then(|line| line.split_whitespace().nth(1)?.parse().ok()).unwrap();
+    assert!((200..600).contains(&count), "{text}");
+    // All is within the poll, whose total is the largest, but it comes later.
+    for name in ["napi-poll", "ip-receive", "tcp-receive", "udp-receive", "socket-queue", "qdisc"] {
+        assert!(stage(name) > Some(3), "{name}: {text}");
+    }
+}
