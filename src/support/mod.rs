@@ -247,6 +247,7 @@ mod tests {
     #[test]
     fn text() {
         let support = support(&[
+            (Feature::Btf, Answer::Yes, None),
             (Feature::Trampolines, Answer::No, Some("do this")),
             (Feature::RawTracepoints, Answer::Yes, None),
             (Feature::RingBuffer, Answer::Yes, None),
@@ -259,6 +260,7 @@ Linux 6.12, x86_64
 Functions can be traced: no
 Packets can be followed: yes
 
+  btf                     yes      the cause of btf
   trampolines             no       the cause of trampolines
   raw_tracepoints         yes      the cause of raw_tracepoints
   ring_buffer             yes      the cause of ring_buffer
