@@ -24,7 +24,8 @@ fn refusal(function: &str) -> ErrorKind {
     assert!(took < ms(SOON), "{function}: {took:?}");
     assert!(error.to_string().contains(function) && !error.to_string().contains('\n'), "{error}");
     assert_eq!(error.hook(), Some(function));
-    crate::support::eventually("nothing is left attached", || ProgInfoIter::default().count() == programs);
+    // Programs of an earlier test may have been going when they were counted.
+    crate::support::eventually("nothing is left attached", || ProgInfoIter::default().count() <= programs);
     error.kind().clone()
 }
 

@@ -125,6 +125,7 @@ fn interrupted() {
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn killed() {
     let programs = || libbpf_rs::query::ProgInfoIter::default().count();
+    eventually("those of earlier tests are gone", || programs() == 0);
     let before = programs();
     let mut child = start(&["--function", "ip_rcv"]);
     assert!(programs() > before);
