@@ -33,11 +33,16 @@ pub(crate) struct Access {
     pub(crate) headers: bool,
 }
 
+impl Access {
+    /// What a kernel has, whatever it lets this process do with it.
+    pub(crate) const ALL: Self = Self { functions: true, types: true, headers: true };
+}
+
 impl Resolver<'_> {
     pub(crate) fn span(&self, span: &Span) -> Result<SpanPlan, Error> {
         let (key, body) = match &span.shape {
-            Shape::Function(name) => (Key::Call, self.calls(&[name])?),
-            Shape::Between { from, to, key: Key::Call } => (Key::Call, self.calls(&[only_call(from, to)?])?),
+            Shape::Function(name) => (Key::Call, self.calls(name)?),
+            Shape::Between { from, to, key: Key::Call } => (Key::Call, self.calls(only_call(from, to)?)?),
             Shape::Between { from, to, key } => (*key, Body::Hooks(self.hooks(from, to, *key)?)),
             Shape::Stage(stage) => self.stage(*stage)?,
         };
@@ -62,13 +67,10 @@ impl Resolver<'_> {
         })
     }
 
-    fn calls(&self, names: &[&str]) -> Result<Body, Error> {
-        let calls = names.iter().map(|name| {
-            let function = self.kernel.function(name)?;
-            let skb_word = skb_word(&function.signature);
-            Ok(CallPlan { function, skb_word, condition: None })
-        });
-        Ok(Body::Calls(calls.collect::<Result<_, Error>>()?))
+    fn calls(&self, name: &str) -> Result<Body, Error> {
+        let function = self.kernel.function(name)?;
+        let skb_word = skb_word(&function.signature);
+        Ok(Body::Calls(vec![CallPlan { function, skb_word, condition: None }]))
     }
 
     fn hooks(&self, from: &[Hook], to: &[Hook], key: Key) -> Result<Vec<HookPlan>, Error> {
@@ -126,13 +128,14 @@ impl Resolver<'_> {
     /// A packet passes two of them, so that it is still seen to go if the kernel skips one of the programs.
     fn releases(&self, key: Key) -> Vec<HookPlan> {
         let released = Role::Abandon { outcome: outcome::RELEASED, reason_word: None };
-        let entry = |name| self.entry(name, key, released);
+        let entry = |name| self.release(Hook::entry(name), key, released);
+        let tracepoint = |name, role| self.release(Hook::tracepoint(name), key, role);
         let found = match key {
             // The tracepoints say why. Not every way to free a packet passes them; the others pass __kfree_skb() and
             // skb_release_head_state(), but for datagrams that were read. GRO has ways of its own to take a packet apart.
             Key::Skb => vec![
-                self.dropped(),
-                self.tracepoint("consume_skb", Role::Abandon { outcome: outcome::CONSUMED, reason_word: None }),
+                self.dropped(key),
+                tracepoint("consume_skb", Role::Abandon { outcome: outcome::CONSUMED, reason_word: None }),
                 entry("__kfree_skb"),
                 entry("__consume_stateless_skb"),
                 entry("skb_release_head_state"),
@@ -152,47 +155,29 @@ impl Resolver<'_> {
             Key::Sock => vec![
                 entry("security_sk_free")
                     .or_else(|| entry("sk_destruct"))
-                    .or_else(|| self.tracepoint("tcp_destroy_sock", released)),
+                    .or_else(|| tracepoint("tcp_destroy_sock", released)),
             ],
-            Key::Thread => vec![self.thread_exit(released)],
+            Key::Thread => vec![tracepoint("sched_process_exit", released)],
             Key::Call | Key::Flow | Key::FlowReply => vec![],
         };
         found.into_iter().flatten().collect()
     }
 
-    /// At the entry of a function, if functions can be traced.
-    fn entry(&self, name: &str, key: Key, role: Role) -> Option<HookPlan> {
-        self.access.functions.then(|| self.hook(&Hook::entry(name), key, role).ok())?
+    /// Where a life ends: resolved as any hook is, and left out where it can't be had.
+    fn release(&self, hook: Hook, key: Key, role: Role) -> Option<HookPlan> {
+        if hook.place != Place::Tracepoint && !self.access.functions {
+            return None;
+        }
+        self.hook(&hook, key, role).ok()
     }
 
-    /// At a tracepoint whose first argument is the key.
-    fn tracepoint(&self, name: &str, role: Role) -> Option<HookPlan> {
-        let tracepoint = self.kernel.tracepoint(name).ok()?;
-        let skb_word = skb_word(&tracepoint.signature);
-        let source = KeySource::Address;
-        Some(HookPlan {
-            site: Site::Tracepoint(tracepoint),
-            role,
-            source,
-            key_word: 0,
-            skb_word,
-            reversed: false,
-            late: false,
-        })
-    }
-
-    fn dropped(&self) -> Option<HookPlan> {
+    fn dropped(&self, key: Key) -> Option<HookPlan> {
         let role = |reason_word| Role::Abandon { outcome: outcome::DROPPED, reason_word };
-        let mut hook = self.tracepoint("kfree_skb", role(None))?;
+        let mut hook = self.release(Hook::tracepoint("kfree_skb"), key, role(None))?;
         let signature = hook.site.signature();
         let reason = signature.params.iter().position(|param| param.ty == "enum skb_drop_reason");
         hook.role = role(reason.map(|n| signature.word_of(n)));
         Some(hook)
-    }
-
-    fn thread_exit(&self, role: Role) -> Option<HookPlan> {
-        let hook = self.tracepoint("sched_process_exit", role)?;
-        Some(HookPlan { source: KeySource::Thread, ..hook })
     }
 }
 
@@ -338,8 +323,6 @@ fn no_key(hook: &str, key: &'static str, signature: &Signature) -> Error {
 mod tests {
     use super::*;
 
-    const ALL: Access = Access { functions: true, types: true, headers: true };
-
     /// Resolves on the kernel that runs the test; `None` where it has no BTF, which the test says.
     fn resolve(access: Access, span: &Span) -> Option<Result<SpanPlan, Error>> {
         let Ok(kernel) = Kernel::open() else {
@@ -357,7 +340,7 @@ mod tests {
     }
 
     fn sources(span: &Span) -> Vec<(KeySource, u32)> {
-        let Some(plan) = resolve(ALL, span) else { return vec![] };
+        let Some(plan) = resolve(Access::ALL, span) else { return vec![] };
         let plan = plan.unwrap();
         let ends = hooks(&plan).iter().filter(|hook| !matches!(hook.role, Role::Abandon { .. }));
         ends.map(|hook| (hook.source, hook.key_word)).collect()
@@ -391,18 +374,18 @@ mod tests {
         assert!(sock.is_empty() || sock[1] == (KeySource::Address, 0), "{sock:?}");
 
         let span = Span::between(Hook::entry("udp_queue_rcv_skb"), Hook::exit("udp_queue_rcv_one_skb"));
-        let Some(refused) = resolve(ALL, &span) else { return };
+        let Some(refused) = resolve(Access::ALL, &span) else { return };
         let error = refused.unwrap_err().to_string();
         assert!(error.contains("`udp_queue_rcv_one_skb:exit`") && error.contains("sure to be still there"), "{error}");
         let read = Span::between(Hook::entry("udp_queue_rcv_skb"), Hook::exit("udp_queue_rcv_one_skb").argument(1));
-        assert!(resolve(ALL, &read.keyed_by(Key::SkbHead)).unwrap().is_err(), "nothing is read from it");
+        assert!(resolve(Access::ALL, &read.keyed_by(Key::SkbHead)).unwrap().is_err(), "nothing is read from it");
     }
 
     /// A packet passes two hooks where it goes, one where only tracepoints can be had; the span says which it is.
     #[test]
     fn lives() {
         let span = Span::between(Hook::tracepoint("net_dev_queue"), Hook::tracepoint("netif_receive_skb"));
-        let Some(plan) = resolve(ALL, &span) else { return };
+        let Some(plan) = resolve(Access::ALL, &span) else { return };
         let plan = plan.unwrap();
         let releases = |plan: &SpanPlan| -> Vec<String> {
             let releases = hooks(plan).iter().filter(|hook| matches!(hook.role, Role::Abandon { .. }));
@@ -418,7 +401,7 @@ mod tests {
         assert!(!plan.lives_are_seen && !plan.guard_head);
         // Where it is measured to, it doesn't end early.
         let dropped = Span::between(Hook::tracepoint("net_dev_queue"), Hook::tracepoint("kfree_skb"));
-        let plan = resolve(ALL, &dropped).unwrap().unwrap();
+        let plan = resolve(Access::ALL, &dropped).unwrap().unwrap();
         assert!(!releases(&plan).contains(&"tp:kfree_skb".to_owned()));
     }
 
@@ -449,9 +432,9 @@ mod tests {
     #[test]
     fn calls() {
         let span = |to| Span::between(Hook::entry("ip_rcv"), to).keyed_by(Key::Call);
-        let Some(plan) = resolve(ALL, &span(Hook::exit("ip_rcv"))) else { return };
+        let Some(plan) = resolve(Access::ALL, &span(Hook::exit("ip_rcv"))) else { return };
         assert!(matches!(plan.unwrap().body, Body::Calls(calls) if calls.len() == 1));
-        let error = resolve(ALL, &span(Hook::exit("ip_rcv_core"))).unwrap().unwrap_err();
+        let error = resolve(Access::ALL, &span(Hook::exit("ip_rcv_core"))).unwrap().unwrap_err();
         assert!(matches!(error.kind(), ErrorKind::Config { .. }), "{error}");
     }
 }

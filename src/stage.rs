@@ -199,8 +199,7 @@ impl Stage {
     /// [`NoBtf`](crate::ErrorKind::NoBtf) if nothing can be looked up.
     pub fn resolve(self) -> Result<StagePlan, Error> {
         let kernel = Kernel::open()?;
-        let resolver =
-            Resolver { kernel: &kernel, access: Access { functions: true, types: true, headers: true }, max_age: None };
+        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None };
         resolver.stage_plan(self)
     }
 

@@ -167,8 +167,7 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return;
         };
-        let resolver =
-            Resolver { kernel: &kernel, access: Access { functions: true, types: true, headers: true }, max_age: None };
+        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None };
         // The module it is in where it isn't part of the kernel doesn't matter.
         for name in ["ip_rcv", "ip:ip_rcv"] {
             let Ok(function) = resolver.find(name) else { panic!("{name}") };
@@ -191,8 +190,7 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return;
         };
-        let resolver =
-            Resolver { kernel: &kernel, access: Access { functions: true, types: true, headers: true }, max_age: None };
+        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None };
         const PARTS: Parts<&str> = &[&["ip_rvc", "ipv6_rvc"], &["tcp_v4_rvc"], &["ip_rcv"]];
         let mut missing = vec![];
         let found = resolver.parts(Stage::Gro, PARTS, &mut missing, |name| resolver.find(name)).unwrap();
