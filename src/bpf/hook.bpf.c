@@ -405,7 +405,7 @@ static __always_inline int take_from_table(const struct run *run, struct dwell_s
 static __always_inline int at_hook(const __u64 *ctx, const struct task_struct *task,
 				   const volatile struct hook *hook, int typed, int in_table)
 {
-	__u64 now = hook->role == ROLE_START ? 0 : bpf_ktime_get_ns();
+	__u64 now = hook->role == ROLE_END ? bpf_ktime_get_ns() : 0;
 	struct at at = { .run = { .ctx = ctx, .task = task }, .hook = hook, .typed = typed };
 	struct run *run = &at.run;
 	struct dwell_start start;
@@ -426,7 +426,8 @@ static __always_inline int at_hook(const __u64 *ctx, const struct task_struct *t
 		else if (!is_kept_in_hash(run))
 			insert_in_hash(run, skb_len(&at), 0);
 	} else if (in_table ? take_from_table(run, &start) : take_from_hash(run, &start)) {
-		finish(&at, &start, now);
+		/* Most that goes is in no span: only what is needs the time. */
+		finish(&at, &start, hook->role == ROLE_END ? now : bpf_ktime_get_ns());
 	} else if (hook->role == ROLE_END) {
 		count(&run->counters->unmatched);
 	}
