@@ -7,8 +7,20 @@ use std::process::{Command, exit};
 
 use libbpf_cargo::SkeletonBuilder;
 
-const OBJECTS: [&str; 4] = ["call", "hook", "features", "feature_session"];
-const HEADERS: [&str; 6] = ["dwell.h", "kernel.h", "args.bpf.h", "flow.bpf.h", "inflight.bpf.h", "shared.bpf.h"];
+const OBJECTS: [&str; 5] = ["call", "hook", "session", "features", "feature_session"];
+const HEADERS: [&str; 11] = [
+    "dwell.h",
+    "kernel.h",
+    "args.bpf.h",
+    "call.bpf.h",
+    "flow.bpf.h",
+    "frame.bpf.h",
+    "group.bpf.h",
+    "histogram.bpf.h",
+    "inflight.bpf.h",
+    "ring.bpf.h",
+    "shared.bpf.h",
+];
 const OLDEST_CLANG: u32 = 14;
 
 fn main() {

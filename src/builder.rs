@@ -5,16 +5,20 @@ use std::time::Duration;
 
 use crossbeam_channel::bounded;
 
-use crate::decode::{Codec, PartCodec, SpanCodec};
-use crate::driver::{self, Reader, Shared};
+use crate::batch;
+use crate::decode::{Codec, EndCodec, Place, SpanCodec};
+use crate::delivery::{Callback, Delivery};
+use crate::driver::{self, Reader, Shared, Wishes};
 use crate::error::Error;
-use crate::event::Name;
+use crate::events::{Events, LONGEST};
 use crate::kernel::{self, Kernel};
+use crate::name::Name;
 use crate::plan::{Body, Role, SpanPlan};
-use crate::probe::{Failure, LatencyProbe, SpanInfo};
+use crate::probe::{Failure, LatencyProbe, Receivers, SpanInfo};
 use crate::resolve::{Access, Resolver};
 use crate::span::Span;
 use crate::stage::Stage;
+use crate::view::EventView;
 
 /// Describes a probe; [`attach`](Self::attach) starts it.
 ///
@@ -39,15 +43,19 @@ pub struct LatencyProbeBuilder {
     max_age: Option<Duration>,
     best_effort: bool,
     plain_tracepoints: bool,
+    frames: bool,
+    events: Events,
     in_flight: usize,
-    ring_bytes: usize,
+    ring_bytes: Option<usize>,
     channel_capacity: usize,
+    events_per_batch: Option<usize>,
 }
 
 const IN_FLIGHT: RangeInclusive<usize> = 1..=1 << 20;
 const CHANNEL_CAPACITY: RangeInclusive<usize> = 1..=1 << 24;
-/// 292 years, the longest latency that a record can carry.
-const LONGEST_AGE: Duration = Duration::from_nanos(i64::MAX as u64);
+const EVENTS_PER_BATCH: RangeInclusive<usize> = 1..=1 << 16;
+const GROUPS: RangeInclusive<usize> = 1..=1 << 14;
+const RING_BYTES: RangeInclusive<usize> = 1..=driver::LARGEST_RINGS;
 
 impl LatencyProbeBuilder {
     pub(crate) fn new() -> Self {
@@ -56,9 +64,12 @@ impl LatencyProbeBuilder {
             max_age: None,
             best_effort: false,
             plain_tracepoints: false,
+            frames: false,
+            events: Events::All,
             in_flight: 8_192,
-            ring_bytes: 4 << 20,
+            ring_bytes: None,
             channel_capacity: 16_384,
+            events_per_batch: None,
         }
     }
 
@@ -108,7 +119,35 @@ impl LatencyProbeBuilder {
         self.span(Span::stage(stage))
     }
 
+    /// Which latencies become events, for each span that doesn't say otherwise: see [`Span::events`]. Defaults to
+    /// [`Events::All`]. Histograms and ledger count all.
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails for a threshold of more than 292 years, and for one in 0.
+    pub fn events(mut self, events: Events) -> Self {
+        self.events = events;
+        self
+    }
+
+    /// Makes events only of what takes at least so long: [`Events::OverThreshold`], with 0 to 292 years.
+    ///
+    /// The same setting as [`events`](Self::events): the last call of either counts.
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails if it is more than 292 years.
+    pub fn min_latency(self, latency: Duration) -> Self {
+        self.events(Events::OverThreshold(latency))
+    }
+
     /// What takes longer isn't reported, for each span that doesn't say otherwise: see [`Span::max_age`].
+    ///
+    /// Defaults to 60 seconds between hooks, and for calls to no bound.
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails if it is 0 or more than 292 years.
     pub fn max_age(mut self, age: Duration) -> Self {
         self.max_age = Some(age);
         self
@@ -132,13 +171,23 @@ impl LatencyProbeBuilder {
         self
     }
 
+    /// Pairs calls by frames also where the kernel has sessions: for tests of what happens where it doesn't.
+    #[doc(hidden)]
+    pub fn frames(mut self) -> Self {
+        self.frames = true;
+        self
+    }
+
     /// Room for this many started spans in flight, for each function and each span between hooks: entered and not yet
     /// returned from, or on the way from one hook to another. Defaults to 8,192.
     ///
     /// That is plenty for functions that run to their end on a CPU. For those that sleep (`inet_csk_accept`,
     /// `tcp_recvmsg`), it should be the number of threads that may sleep in them at once. A call that finds no room is
-    /// counted as [`untracked`](crate::SpanLedger::untracked). A span takes 144 KiB of kernel memory, and about 100
-    /// bytes for each call beyond 4,096.
+    /// counted as [`untracked`](crate::SpanLedger::untracked). Each function of a span, or a span between hooks, takes
+    /// 272 KiB of kernel memory, and about 100 bytes for each call beyond 4,096; before Linux 5.12, where all wait in a
+    /// hash map, for each call.
+    ///
+    /// With fewer than 8,192 calls get dearer: the programs that cost least need the whole table.
     ///
     /// # Errors
     ///
@@ -148,29 +197,51 @@ impl LatencyProbeBuilder {
         self
     }
 
-    /// The size of the ring buffer between the kernel and the reader thread, one for the probe. Defaults to 4 MiB.
+    /// The memory for records on their way from the kernel to the reader thread, for the probe. Defaults to 4 MiB, or, if
+    /// that is more, to 128 KiB for each CPU that there can be.
     ///
-    /// Rounded up to a power of two and to the page size. An event takes 88 bytes, of a span between hooks 144; while the ring is full, events are
-    /// dropped and counted as [`ring_dropped`](crate::SpanLedger::ring_dropped).
+    /// Each CPU has a ring of its own, of an equal share, in which the number of records is rounded down to a power of two:
+    /// at least 8, and of up to 4 MiB. A record takes 88 bytes, or 144 if any span between hooks has events. While the
+    /// ring of its CPU is full, an event is dropped and counted as [`ring_dropped`](crate::SpanLedger::ring_dropped).
+    ///
+    /// Linux before 5.12 has one ring for all CPUs, rounded up to a power of two and to the page size. If no span wants
+    /// events there is none.
     ///
     /// # Errors
     ///
     /// `attach` fails if it isn't in 1 byte to 1 GiB, or if there is no memory for it.
     pub fn ring_bytes(mut self, bytes: usize) -> Self {
-        self.ring_bytes = bytes;
+        self.ring_bytes = Some(bytes);
         self
     }
 
     /// How many events the channel holds. Defaults to 16,384.
     ///
-    /// Its memory (about 100 bytes for each) is allocated by `attach`. While it is full, events are dropped and counted
-    /// as [`channel_dropped`](crate::SpanLedger::channel_dropped).
+    /// Its memory (about 180 bytes for each) is allocated by `attach`. While it is full, events are dropped and counted
+    /// as [`channel_dropped`](crate::SpanLedger::channel_dropped). With [`in_batches`](Self::in_batches) it is rounded up
+    /// to whole batches, two at least, and memory is taken as batches fill. With a callback it has no effect.
     ///
     /// # Errors
     ///
     /// `attach` fails if it isn't in 1 to 16,777,216.
     pub fn channel_capacity(mut self, events: usize) -> Self {
         self.channel_capacity = events;
+        self
+    }
+
+    /// Hands events over in batches of up to so many, by [`LatencyProbe::batches`] instead of
+    /// [`LatencyProbe::events`]. Defaults to one by one; 1,024 is a good size, and larger ones gain nothing.
+    ///
+    /// For high rates: sending and receiving takes a fraction of the time for each event, and no memory is allocated once
+    /// batches go round. A batch is handed over when it is full, or when there are no more events at the moment and no
+    /// other batch waits to be received. So at a low rate events come as soon as one by one, and no later than 100 ms after
+    /// the program has received what was before them. Batches can't be waited for in crossbeam's `select!`.
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails if it isn't in 1 to 65,536. [`attach_with`](Self::attach_with) fails.
+    pub fn in_batches(mut self, events_per_batch: usize) -> Self {
+        self.events_per_batch = Some(events_per_batch);
         self
     }
 
@@ -185,14 +256,67 @@ impl LatencyProbeBuilder {
     /// up, and only then are programs loaded (but for trials that end at once, the first time in a process).
     pub fn attach(self) -> Result<LatencyProbe, Error> {
         self.validate()?;
-        let ring_bytes = driver::ring_size(self.ring_bytes).ok_or_else(|| {
-            let reason = format!("a ring buffer of {} bytes: 1 byte to 1 GiB is possible", self.ring_bytes);
-            Error::config("ring_bytes", reason)
-        })?;
+        let (delivery, receivers) = match self.events_per_batch {
+            None => {
+                let (sender, events) = bounded(self.channel_capacity);
+                (Delivery::Events(sender), Receivers { events, ..Receivers::closed() })
+            }
+            Some(size) => {
+                let (sender, batches) = batch::channel(size, self.channel_capacity);
+                (Delivery::Batches(sender), Receivers { batches, ..Receivers::closed() })
+            }
+        };
+        self.attach_to(delivery, receivers)
+    }
+
+    /// Attaches as [`attach`](Self::attach) does, and calls `callback` with each event, where the kernel wrote it, on the
+    /// thread that reads events.
+    ///
+    /// The cheapest way to have events: nothing is copied, sent or allocated. While `callback` runs, nothing else is read;
+    /// if it takes too long, the ring fills up, and events are dropped and counted as
+    /// [`ring_dropped`](crate::SpanLedger::ring_dropped). [`LatencyProbe::stop`] waits for it. It mustn't wait for the
+    /// thread that drops the probe.
+    ///
+    /// If it panics, that is caught, and it isn't called again: the event at which it did so counts as
+    /// [`delivered`](crate::SpanLedger::delivered), later ones as
+    /// [`channel_dropped`](crate::SpanLedger::channel_dropped). Nothing else happens; the panic's message goes where the
+    /// program's panic hook sends it.
+    ///
+    /// [`LatencyProbe::events`] and [`LatencyProbe::batches`] are empty and closed. If no span wants events, `callback`
+    /// is dropped and never called.
+    ///
+    /// ```no_run
+    /// use std::sync::mpsc;
+    /// use std::time::Duration;
+    /// use dwell::LatencyProbe;
+    ///
+    /// let (sender, slow) = mpsc::channel();
+    /// let probe = LatencyProbe::builder().function("ip_rcv").attach_with(move |event| {
+    ///     if event.latency() > Duration::from_millis(1) {
+    ///         let _ = sender.send(event.to_event());
+    ///     }
+    /// })?;
+    /// println!("{}", slow.recv()?);
+    /// # drop(probe);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As of [`attach`](Self::attach); and if [`in_batches`](Self::in_batches) was asked for.
+    pub fn attach_with(self, callback: impl FnMut(&EventView<'_>) + Send + 'static) -> Result<LatencyProbe, Error> {
+        self.validate()?;
+        if self.events_per_batch.is_some() {
+            return Err(Error::config("in_batches", "a callback gets events one by one: use `attach()` for batches"));
+        }
+        self.attach_to(Delivery::Callback(Callback::new(callback)), Receivers::closed())
+    }
+
+    fn attach_to(self, delivery: Delivery, receivers: Receivers) -> Result<LatencyProbe, Error> {
         kernel::check_privileges()?;
         let kernel = Kernel::open()?;
         let access = self.access();
-        let resolver = Resolver { kernel: &kernel, access, max_age: self.max_age };
+        let resolver = Resolver { kernel: &kernel, access, max_age: self.max_age, events: self.events };
         let mut failures = Failures::new(self.best_effort);
         let mut plans: Vec<SpanPlan> = Vec::new();
         for span in &self.spans {
@@ -201,19 +325,26 @@ impl LatencyProbeBuilder {
         }
 
         let store = driver::choose_store()?;
-        let shared = Shared::create(ring_bytes, store, access.types)?;
-        let (sender, events) = bounded(self.channel_capacity);
+        let wishes = Wishes {
+            ring_bytes: plans.iter().any(|plan| plan.events.are_wanted()).then(|| self.bytes_of_rings()),
+            keyed: plans.iter().any(|plan| plan.events.are_wanted() && matches!(plan.body, Body::Hooks(_))),
+            typed: access.types,
+            sessions: !self.frames && plans.iter().any(|plan| matches!(plan.body, Body::Calls(_))),
+        };
+        let shared = Shared::create(store, wishes)?;
         // Reading before anything writes, so that attaching many functions on a busy machine loses no event.
-        let reader = Reader::spawn(&shared, codec(&kernel, &plans, access.types), sender)?;
+        let codec = codec(&kernel, &plans, access.types);
+        let places: Vec<_> = codec.spans.iter().map(|span| span.place).collect();
+        let reader = Reader::spawn(&shared, codec, delivery)?;
         let mut spans = Vec::with_capacity(plans.len());
-        for (index, plan) in plans.iter().enumerate() {
-            let attached = driver::attach(&shared, index, plan, self.in_flight as u32);
+        for (plan, place) in plans.iter().zip(places) {
+            let attached = driver::attach(&shared, place, plan, self.in_flight as u32);
             let Some(attached) = failures.unless_strict(&plan.name, attached)? else { continue };
-            spans.push((SpanInfo::new(plan, store, access.types), attached));
+            spans.push((SpanInfo::new(plan, attached.pairing(), store, access.types), attached));
         }
         let failures = failures.unless_all(spans.is_empty())?;
         let switch = shared.switch_on()?;
-        Ok(LatencyProbe::new(spans, failures, switch, reader, events))
+        Ok(LatencyProbe::new(spans, failures, switch, reader, receivers))
     }
 
     /// What only spans between hooks need to know is only tried for them.
@@ -222,8 +353,12 @@ impl LatencyProbeBuilder {
         Access {
             functions: hooks && driver::trials::has_functions(),
             types: hooks && !self.plain_tracepoints && driver::trials::has_typed_tracepoints(),
-            headers: hooks && self.spans.iter().any(Span::has_flow) && driver::trials::has_kernel_reads(),
+            headers: self.spans.iter().any(Span::reads_headers) && driver::trials::has_kernel_reads(),
         }
+    }
+
+    fn bytes_of_rings(&self) -> usize {
+        self.ring_bytes.unwrap_or_else(|| (4 << 20).max(driver::possible_cpus() * (128 << 10)))
     }
 
     /// Checks what can be checked without a kernel.
@@ -247,15 +382,26 @@ impl LatencyProbeBuilder {
             }
         }
         for age in self.spans.iter().map(|span| span.max_age).chain([self.max_age]).flatten() {
-            if age.is_zero() || age > LONGEST_AGE {
+            if age.is_zero() || age > LONGEST {
                 return Err(Error::config(
                     "max_age",
                     format!("a maximal age of {age:?}: more than 0 and up to 292 years are possible"),
                 ));
             }
         }
+        for events in self.spans.iter().filter_map(|span| span.events).chain([self.events]) {
+            events.check()?;
+        }
+        for span in &self.spans {
+            in_range("max_groups", "groups", span.max_groups, &GROUPS)?;
+        }
+        if let Some(bytes) = self.ring_bytes {
+            in_range("ring_bytes", "bytes", bytes, &RING_BYTES)?;
+        }
         in_range("in_flight", "calls in flight", self.in_flight, &IN_FLIGHT)?;
-        in_range("channel_capacity", "events in the channel", self.channel_capacity, &CHANNEL_CAPACITY)
+        in_range("channel_capacity", "events in the channel", self.channel_capacity, &CHANNEL_CAPACITY)?;
+        self.events_per_batch
+            .map_or(Ok(()), |events| in_range("in_batches", "events in a batch", events, &EVENTS_PER_BATCH))
     }
 }
 
@@ -292,33 +438,25 @@ impl Failures {
 
 /// What reading the records of these spans takes.
 fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool) -> Codec {
-    let spans = plans.iter().map(|plan| {
-        let parts = match &plan.body {
-            Body::Calls(calls) => {
-                let part = |function: &kernel::Function| PartCodec {
-                    name: Name::from(&*function.to_string()),
-                    ret: function.signature.ret,
-                };
-                calls.iter().map(|call| part(&call.function)).collect()
-            }
-            Body::Hooks(hooks) => hooks
-                .iter()
-                .map(|hook| PartCodec { name: Name::from(&*hook.site.to_string()), ret: hook.site.ret() })
-                .collect(),
-        };
-        SpanCodec {
-            name: plan.name.clone(),
+    let (mut spans, mut ends) = (Vec::new(), Vec::new());
+    for (index, plan) in plans.iter().enumerate() {
+        let place = Place { span: index, first_end: ends.len() };
+        spans.push(SpanCodec { place, key: plan.key, doubted: plan.is_doubted() });
+        let has_len = has_len(plan, typed);
+        ends.extend(plan.body.ends().into_iter().map(|(name, ret)| EndCodec {
+            span: index,
+            span_name: plan.name,
             key: plan.key,
-            has_len: has_len(plan, typed),
-            doubted: plan.is_doubted(),
-            parts,
-        }
-    });
+            has_len,
+            name: Name::from(&*name),
+            ret,
+        }));
+    }
     let drop_reasons = kernel.enumerators("skb_drop_reason").into_iter().map(|(code, name)| {
         let short = name.strip_prefix("SKB_DROP_REASON_").or_else(|| name.strip_prefix("SKB_")).unwrap_or(&name);
         (code, Name::from(short))
     });
-    Codec { spans: spans.collect(), drop_reasons: drop_reasons.collect() }
+    Codec { spans, ends, drop_reasons: drop_reasons.collect() }
 }
 
 /// Whether the packet's length is read wherever the span starts.
@@ -336,7 +474,7 @@ fn has_len(plan: &SpanPlan, typed: bool) -> bool {
 
 /// Refuses a span that is the same as an earlier one under another name (`ip_rcv`, `vmlinux:ip_rcv`).
 fn check_distinct(plans: &[SpanPlan], plan: SpanPlan) -> Result<SpanPlan, Error> {
-    let same = |other: &&SpanPlan| SpanPlan { name: other.name.clone(), ..plan.clone() } == **other;
+    let same = |other: &&SpanPlan| SpanPlan { name: other.name, ..plan.clone() } == **other;
     if let Some(first) = plans.iter().find(same) {
         let reason = format!("`{}` and `{}` are the same span: one is enough", first.name, plan.name);
         return Err(Error::config("span", reason));
@@ -401,6 +539,13 @@ mod tests {
         }
     }
 
+    /// Events come one way, not two.
+    #[test]
+    fn one_way() {
+        let error = builder().in_batches(10).attach_with(|_| {}).expect_err("it must be refused");
+        assert!(matches!(error.kind(), ErrorKind::Config { setting: "in_batches", .. }), "{error}");
+    }
+
     /// Absurd sizes are refused before anything is allocated.
     #[test]
     fn sizes() {
@@ -409,6 +554,9 @@ mod tests {
         }
         for events in [0, (1 << 24) + 1, usize::MAX] {
             assert_eq!(rejected(builder().channel_capacity(events)).0, "channel_capacity");
+        }
+        for events in [0, (1 << 16) + 1, usize::MAX] {
+            assert_eq!(rejected(builder().in_batches(events)).0, "in_batches");
         }
         for bytes in [0, (1 << 30) + 1, usize::MAX] {
             assert_eq!(rejected(builder().ring_bytes(bytes)).0, "ring_bytes");

@@ -1,38 +1,53 @@
-//! Bytes of the ring buffer → [`LatencyEvent`]. Pure: no kernel, no clock, any input.
+//! Bytes of a record → [`EventView`], or why they are none. Pure: no kernel, no clock, any input.
 
 use std::collections::BTreeMap;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
-use std::time::Duration;
 
-use crate::event::{Comm, DropReason, EventKey, Flow, LatencyEvent, MonotonicTime, Name, Outcome, Skb};
+use plain::Plain;
+
+use crate::event::{DropReason, EventKey};
+use crate::flow::Flow;
 use crate::kernel::Return;
+use crate::name::Name;
 use crate::span::Key;
-use crate::wire::{self, KeyedRecord, RawFlow, Record, outcome};
+use crate::view::EventView;
+use crate::wire::{KeyedRecord, RawFlow, Record, outcome};
 
 /// What reading a probe's records takes.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Codec {
     pub(crate) spans: Vec<SpanCodec>,
+    /// The places where they may end, of all spans: records tell by number which it was.
+    pub(crate) ends: Vec<EndCodec>,
     /// The running kernel's names of the reasons for which it drops packets.
     pub(crate) drop_reasons: BTreeMap<u32, Name>,
 }
 
-/// What reading a span's records takes.
+/// What to know of a span before its records are read.
 #[derive(Debug, Clone)]
 pub(crate) struct SpanCodec {
-    pub(crate) name: Name,
+    pub(crate) place: Place,
+    pub(crate) key: Key,
+    /// Whether its pairs may be in doubt.
+    pub(crate) doubted: bool,
+}
+
+/// Which span of its probe it is.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Place {
+    pub(crate) span: usize,
+    /// The number of its first end among those of all spans.
+    pub(crate) first_end: usize,
+}
+
+/// A place where a span may end, with all that reading such a record takes.
+#[derive(Debug, Clone)]
+pub(crate) struct EndCodec {
+    /// The span's number.
+    pub(crate) span: usize,
+    pub(crate) span_name: Name,
     pub(crate) key: Key,
     /// Whether the packet's length is read at the start.
     pub(crate) has_len: bool,
-    /// Whether its pairs may be in doubt.
-    pub(crate) doubted: bool,
-    /// The places where it may end.
-    pub(crate) parts: Vec<PartCodec>,
-}
-
-/// A place where a span may end.
-#[derive(Debug, Clone)]
-pub(crate) struct PartCodec {
     pub(crate) name: Name,
     pub(crate) ret: Return,
 }
@@ -42,10 +57,10 @@ pub(crate) struct PartCodec {
 pub(crate) enum Undecodable {
     #[error("the record has {0} bytes")]
     Size(usize),
-    #[error("there is no span number {0}")]
-    Span(u32),
-    #[error("the span has no part number {0}")]
-    Part(u32),
+    #[error("the record doesn't begin at a multiple of 8 bytes")]
+    Alignment,
+    #[error("no span has the end number {0}")]
+    End(u32),
     /// The kernel side rules it out; a difference of times that came out negative would look like this.
     #[error("a latency of {0} ns")]
     Latency(u64),
@@ -55,97 +70,69 @@ pub(crate) enum Undecodable {
     Flow(u8),
 }
 
-/// A record, read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Decoded {
-    /// The span's index in its probe.
-    pub(crate) span: usize,
-    /// Whether the start may be another call's. If not, the pair is certain.
-    pub(crate) suspect: bool,
-    pub(crate) event: LatencyEvent,
-}
-
 impl Codec {
-    /// Decodes the record of one finished span.
-    pub(crate) fn decode(&self, bytes: &[u8]) -> Result<Decoded, Undecodable> {
-        if let Some(record) = wire::from_bytes(bytes) {
-            return self.event(&record, |_| Ok((EventKey::Call, Outcome::Completed)));
+    /// Checks the record of one finished span, and reads none of it that needn't be.
+    ///
+    /// Its length is told by its span: calls have short records, whether or not there is room for a long one.
+    #[inline]
+    pub(crate) fn view<'a>(&'a self, bytes: &'a [u8]) -> Result<EventView<'a>, Undecodable> {
+        const SHORT: usize = size_of::<Record>();
+        const LONG: usize = size_of::<KeyedRecord>();
+        if bytes.len() != SHORT && bytes.len() != LONG {
+            return Err(Undecodable::Size(bytes.len()));
         }
-        let keyed: KeyedRecord = wire::from_bytes(bytes).ok_or(Undecodable::Size(bytes.len()))?;
-        self.event(&keyed.record, |span| Ok((event_key(span.key, keyed.key, &keyed.flow)?, self.outcome(&keyed)?)))
-    }
-
-    fn event(
-        &self,
-        record: &Record,
-        what: impl FnOnce(&SpanCodec) -> Result<(EventKey, Outcome), Undecodable>,
-    ) -> Result<Decoded, Undecodable> {
-        let span = self.spans.get(record.span as usize).ok_or(Undecodable::Span(record.span))?;
-        let part = span.parts.get(record.part as usize).ok_or(Undecodable::Part(record.part))?;
+        let record = Record::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?;
+        let end = self.ends.get(record.end as usize).ok_or(Undecodable::End(record.end))?;
         if record.latency_ns > i64::MAX as u64 {
             return Err(Undecodable::Latency(record.latency_ns));
         }
-        let (key, outcome) = what(span)?;
-        let event = LatencyEvent {
-            span: span.name.clone(),
-            ended_at: part.name.clone(),
-            outcome,
-            key,
-            start: MonotonicTime::from_nanos(record.start_ns),
-            latency: Duration::from_nanos(record.latency_ns),
-            pid: record.pid,
-            tid: record.tid,
-            comm: Comm::from_bytes(record.comm),
-            cpu_start: record.cpu_start,
-            cpu_end: record.cpu_end,
-            ret: return_value(record.ret, part.ret),
-            skb: (record.skb != 0).then(|| Skb::new(record.skb, span.has_len.then_some(record.len))),
+        let keyed = match end.key {
+            Key::Call => None,
+            _ if bytes.len() == SHORT => return Err(Undecodable::Size(SHORT)),
+            _ => Some(KeyedRecord::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?),
         };
-        Ok(Decoded { span: record.span as usize, suspect: record.suspect != 0, event })
-    }
-
-    fn outcome(&self, keyed: &KeyedRecord) -> Result<Outcome, Undecodable> {
-        Ok(match keyed.outcome {
-            outcome::REACHED => Outcome::Completed,
-            outcome::DROPPED => Outcome::Dropped { reason: self.drop_reason(keyed.reason) },
-            outcome::CONSUMED => Outcome::Consumed,
-            outcome::RELEASED => Outcome::Released,
-            other => return Err(Undecodable::Outcome(other)),
-        })
-    }
-
-    /// 0 is "not dropped yet", and what is left where a kernel gives no reasons.
-    fn drop_reason(&self, code: u32) -> Option<DropReason> {
-        (code != 0).then(|| DropReason { code, name: self.drop_reasons.get(&code).cloned() })
+        if let Some(keyed) = keyed {
+            if keyed.outcome > outcome::RELEASED {
+                return Err(Undecodable::Outcome(keyed.outcome));
+            }
+            if matches!(end.key, Key::Flow | Key::FlowReply) && !matches!(keyed.flow.version, 4 | 6) {
+                return Err(Undecodable::Flow(keyed.flow.version));
+            }
+        }
+        Ok(EventView::new(self, end, record, keyed))
     }
 }
 
-fn event_key(key: Key, raw: u64, flow: &RawFlow) -> Result<EventKey, Undecodable> {
-    Ok(match key {
+/// 0 is "not dropped yet", and what is left where a kernel gives no reasons.
+pub(crate) fn drop_reason(codec: &Codec, code: u32) -> Option<DropReason> {
+    (code != 0).then(|| DropReason { code, name: codec.drop_reasons.get(&code).copied() })
+}
+
+/// `None` for a flow of no known version.
+#[inline]
+pub(crate) fn event_key(key: Key, keyed: &KeyedRecord) -> Option<EventKey> {
+    let raw = keyed.key;
+    Some(match key {
         Key::Call => EventKey::Call,
         Key::Skb => EventKey::Skb(raw),
         Key::SkbHead => EventKey::SkbHead(raw),
         Key::Sock => EventKey::Sock(raw),
-        Key::Flow | Key::FlowReply => EventKey::Flow(flow_of(flow)?),
+        Key::Flow | Key::FlowReply => EventKey::Flow(flow_of(&keyed.flow)?),
         // See key_of_thread() in hook.bpf.c.
         Key::Thread if raw >> 32 == 1 => EventKey::Thread(raw as u32),
         Key::Thread => EventKey::Idle(raw as u32),
     })
 }
 
-fn flow_of(flow: &RawFlow) -> Result<Flow, Undecodable> {
-    let ip = |bytes: [u8; 16]| match flow.version {
-        4 => Ok(IpAddr::from(Ipv4Addr::new(bytes[0], bytes[1], bytes[2], bytes[3]))),
-        6 => Ok(IpAddr::from(Ipv6Addr::from(bytes))),
-        other => Err(Undecodable::Flow(other)),
-    };
-    let source = SocketAddr::new(ip(flow.saddr)?, u16::from_be_bytes(flow.sport));
-    let destination = SocketAddr::new(ip(flow.daddr)?, u16::from_be_bytes(flow.dport));
-    Ok(Flow::new(flow.protocol, source, destination))
+fn flow_of(flow: &RawFlow) -> Option<Flow> {
+    let source = (flow.saddr, u16::from_be_bytes(flow.sport));
+    let destination = (flow.daddr, u16::from_be_bytes(flow.dport));
+    Flow::new(flow.version, flow.protocol, source, destination)
 }
 
 /// The value in a 64-bit register, of which a narrower type only defines the low bytes.
-fn return_value(register: u64, ty: Return) -> Option<i64> {
+#[inline]
+pub(crate) fn return_value(register: u64, ty: Return) -> Option<i64> {
     let Return::Number { bytes, signed } = ty else { return None };
     let unused = 64 - 8 * bytes.clamp(1, 8);
     let high = register << unused;
@@ -154,32 +141,53 @@ fn return_value(register: u64, ty: Return) -> Option<i64> {
 
 #[cfg(test)]
 mod tests {
+    use std::time::Duration;
+
     use super::*;
+    use crate::event::{Comm, LatencyEvent, MonotonicTime, Outcome, Skb};
 
     const INT: Return = Return::Number { bytes: 4, signed: true };
 
     fn codec() -> Codec {
-        let span = |name: &str, key, parts: &[(&str, Return)]| SpanCodec {
-            name: name.into(),
+        let end = |span, span_name: &str, key, name: &str, ret| EndCodec {
+            span,
+            span_name: span_name.into(),
             key,
             has_len: true,
-            doubted: true,
-            parts: parts.iter().map(|&(name, ret)| PartCodec { name: name.into(), ret }).collect(),
+            name: name.into(),
+            ret,
         };
         Codec {
-            spans: vec![
-                span("ip_rcv", Key::Call, &[("ip_rcv", INT)]),
-                span("tcp_v4_send_check", Key::Call, &[("tcp_v4_send_check", Return::Void)]),
-                span("queued", Key::Skb, &[("tp:a", Return::Void), ("tp:kfree_skb", Return::Void)]),
-                span("flow", Key::Flow, &[("b", Return::Void)]),
-                span("thread", Key::Thread, &[("c", Return::Void)]),
+            spans: vec![],
+            ends: vec![
+                end(0, "ip_rcv", Key::Call, "ip_rcv", INT),
+                end(1, "tcp_v4_send_check", Key::Call, "tcp_v4_send_check", Return::Void),
+                end(2, "queued", Key::Skb, "tp:a", Return::Void),
+                end(3, "flow", Key::Flow, "b", Return::Void),
+                end(4, "thread", Key::Thread, "c", Return::Void),
+                end(2, "queued", Key::Skb, "tp:kfree_skb", Return::Void),
             ],
             drop_reasons: BTreeMap::from([(8, "NETFILTER_DROP".into())]),
         }
     }
 
-    fn decode(bytes: &[u8]) -> Result<Decoded, Undecodable> {
-        codec().decode(bytes)
+    /// Aligned, as all records are.
+    #[repr(align(8))]
+    struct Aligned([u8; 145]);
+
+    /// What a record tells: its span's index, whether it is suspect, and all the rest.
+    fn decode(bytes: &[u8]) -> Result<(usize, bool, LatencyEvent), Undecodable> {
+        let mut aligned = Aligned([0; 145]);
+        aligned.0[..bytes.len()].copy_from_slice(bytes);
+        let codec = codec();
+        let view = codec.view(&aligned.0[..bytes.len()])?;
+        assert_eq!(view.end(), view.to_event().end());
+        assert_eq!(view.to_string(), view.to_event().to_string());
+        Ok((view.index(), view.is_suspect(), view.to_event()))
+    }
+
+    fn event(bytes: &[u8]) -> LatencyEvent {
+        decode(bytes).unwrap().2
     }
 
     fn record() -> Record {
@@ -188,24 +196,24 @@ mod tests {
             latency_ns: 5_000_000_000_000,
             ret: 0xdead_beef_ffff_fff5,
             skb: 0xffff_8880_0000_1000,
-            span: 0,
-            part: 0,
-            pid: 10,
-            tid: 11,
+            end: 0,
+            suspect: 1,
+            len: 84,
             cpu_start: 1,
             cpu_end: 2,
-            len: 84,
-            suspect: 1,
+            pid: 10,
+            tid: 11,
+            unused: 0,
             comm: *b"ping\0\0\0\0\0\0\0\0\0\0\0\0",
         }
     }
 
     /// The record's bytes, as the kernel writes them: the members in order, in the machine's byte order.
     fn bytes(record: &Record) -> Vec<u8> {
-        let Record { start_ns, latency_ns, ret, skb, span, part, pid, tid, cpu_start, cpu_end, len, suspect, comm } =
-            *record;
+        let Record { start_ns, latency_ns, ret, skb, .. } = *record;
+        let Record { end, suspect, len, cpu_start, cpu_end, pid, tid, unused, comm, .. } = *record;
         let mut bytes: Vec<u8> = [start_ns, latency_ns, ret, skb].into_iter().flat_map(u64::to_ne_bytes).collect();
-        bytes.extend([span, part, pid, tid, cpu_start, cpu_end, len, suspect].into_iter().flat_map(u32::to_ne_bytes));
+        bytes.extend([end, suspect, len, cpu_start, cpu_end, pid, tid, unused].into_iter().flat_map(u32::to_ne_bytes));
         bytes.extend(comm);
         bytes
     }
@@ -228,11 +236,11 @@ mod tests {
             ret: Some(-11),
             skb: Some(Skb::new(0xffff_8880_0000_1000, Some(84))),
         };
-        assert_eq!(decode(&bytes(&record())), Ok(Decoded { span: 0, suspect: true, event }));
+        assert_eq!(decode(&bytes(&record())), Ok((0, true, event)));
     }
 
-    fn keyed(span: u32, key: u64, outcome: u32, reason: u32, flow: &[u8; 40]) -> Vec<u8> {
-        let mut bytes = bytes(&Record { span, suspect: 0, ..record() });
+    fn keyed(end: u32, key: u64, outcome: u32, reason: u32, flow: &[u8; 40]) -> Vec<u8> {
+        let mut bytes = bytes(&Record { end, suspect: 0, ..record() });
         bytes.extend(key.to_ne_bytes());
         bytes.extend([outcome, reason].into_iter().flat_map(u32::to_ne_bytes));
         bytes.extend(flow);
@@ -243,7 +251,6 @@ mod tests {
     #[test]
     fn decodes_keys() {
         let none = [0; 40];
-        let event = |bytes: &[u8]| decode(bytes).unwrap().event;
         let queued = event(&keyed(2, 0xabc, outcome::REACHED, 8, &none));
         assert_eq!((queued.key, queued.outcome), (EventKey::Skb(0xabc), Outcome::Completed));
         let reason = |code| match event(&keyed(2, 0xabc, outcome::DROPPED, code, &none)).outcome {
@@ -258,9 +265,9 @@ mod tests {
         assert_eq!(event(&keyed(4, 1 << 32 | 17, 0, 0, &none)).key, EventKey::Thread(17));
         assert_eq!(event(&keyed(4, 2 << 32 | 1, 0, 0, &none)).key, EventKey::Idle(1));
         assert_eq!(decode(&keyed(2, 1, 4, 0, &none)), Err(Undecodable::Outcome(4)));
-        assert_eq!(decode(&keyed(5, 1, 0, 0, &none)), Err(Undecodable::Span(5)));
-        let part = bytes(&Record { part: 1, ..record() });
-        assert_eq!(decode(&part), Err(Undecodable::Part(1)));
+        assert_eq!(decode(&keyed(6, 1, 0, 0, &none)), Err(Undecodable::End(6)));
+        let dropped = event(&keyed(5, 1, outcome::DROPPED, 8, &none));
+        assert_eq!((dropped.span, dropped.ended_at), ("queued".into(), "tp:kfree_skb".into()));
     }
 
     /// Addresses of both versions, and ports in network byte order.
@@ -271,7 +278,7 @@ mod tests {
         raw[16..20].copy_from_slice(&[10, 0, 0, 2]);
         raw[32..36].copy_from_slice(&[0x01, 0xbb, 0x9c, 0x40]);
         (raw[36], raw[37]) = (4, 6);
-        let text = |raw: &[u8; 40]| decode(&keyed(3, 3, 0, 0, raw)).unwrap().event.key.to_string();
+        let text = |raw: &[u8; 40]| event(&keyed(3, 3, 0, 0, raw)).key.to_string();
         assert_eq!(text(&raw), "tcp 10.0.0.1:443 > 10.0.0.2:40000");
         raw[36] = 6;
         assert_eq!(text(&raw), "tcp [a00:1::]:443 > [a00:2::]:40000");
@@ -282,8 +289,8 @@ mod tests {
     /// A void function returns nothing, whatever the register holds; a NULL packet is none.
     #[test]
     fn leaves_out_what_is_not_there() {
-        let record = Record { span: 1, skb: 0, suspect: 0, ..record() };
-        let Decoded { span, suspect, event } = decode(&bytes(&record)).unwrap();
+        let record = Record { end: 1, skb: 0, suspect: 0, ..record() };
+        let (span, suspect, event) = decode(&bytes(&record)).unwrap();
         assert_eq!((span, suspect, event.ret, event.skb), (1, false, None, None));
     }
 
@@ -292,8 +299,8 @@ mod tests {
     fn latencies_are_64_bit() {
         let exact = [0, 1, 999, 4_294_967_295_000, 4_294_967_296_000, (1 << 32) * 1_000_000, i64::MAX as u64];
         for latency_ns in exact {
-            let decoded = decode(&bytes(&Record { latency_ns, ..record() })).unwrap();
-            assert_eq!(decoded.event.latency.as_nanos(), u128::from(latency_ns));
+            let event = event(&bytes(&Record { latency_ns, ..record() }));
+            assert_eq!(event.latency.as_nanos(), u128::from(latency_ns));
         }
         for latency_ns in [1 << 63, 5_u64.wrapping_sub(6), u64::MAX] {
             let result = decode(&bytes(&Record { latency_ns, ..record() }));
@@ -321,7 +328,7 @@ mod tests {
         assert_eq!(return_value(garbage, number(16, true)), Some(garbage as i64));
     }
 
-    /// Shorter and longer records are refused, and alignment doesn't matter.
+    /// Shorter and longer records are refused, and such as no ring has.
     #[test]
     fn sizes_and_alignment() {
         let whole = bytes(&record());
@@ -331,11 +338,21 @@ mod tests {
         let mut longer = whole.clone();
         longer.push(0);
         assert_eq!(decode(&longer), Err(Undecodable::Size(81)));
-        for shift in 0..8 {
-            let mut shifted = vec![0; shift];
-            shifted.extend(&whole);
-            assert_eq!(decode(&shifted[shift..]), decode(&whole));
+        let mut aligned = Aligned([0; 145]);
+        for shift in 1..8 {
+            aligned.0[shift..shift + 80].copy_from_slice(&whole);
+            assert_eq!(codec().view(&aligned.0[shift..shift + 80]).err(), Some(Undecodable::Alignment));
         }
+    }
+
+    /// A call's record is short also where there is room for a long one, and another's never is.
+    #[test]
+    fn length_by_span() {
+        let mut long = bytes(&record());
+        long.resize(136, 0xff);
+        assert_eq!(decode(&long), decode(&bytes(&record())));
+        let queued = keyed(2, 0xabc, 0, 0, &[0; 40]);
+        assert_eq!(decode(&queued[..80]), Err(Undecodable::Size(80)));
     }
 
     /// A million byte strings of every kind: an event or an error, never a panic.
@@ -350,7 +367,8 @@ mod tests {
             state ^= state >> 27;
             state.wrapping_mul(0x2545_f491_4f6c_dd1d)
         };
-        let mut bytes = [0; 144];
+        let mut aligned = Aligned([0; 145]);
+        let bytes = &mut aligned.0[..144];
         let mut decoded = 0;
         for n in 0..1_000_000 {
             for chunk in bytes.chunks_mut(8) {
@@ -363,15 +381,14 @@ mod tests {
                 _ => next() as usize % 145,
             };
             if n % 4 < 2 {
-                bytes[32..36].copy_from_slice(&((next() % 6) as u32).to_ne_bytes());
-                bytes[36..40].copy_from_slice(&((next() % 2) as u32).to_ne_bytes());
+                bytes[32..36].copy_from_slice(&((next() % 7) as u32).to_ne_bytes());
                 bytes[88..92].copy_from_slice(&((next() % 5) as u32).to_ne_bytes());
                 bytes[132] = 4 + (next() % 4) as u8;
                 bytes[8..16].copy_from_slice(&(next() >> 1).to_ne_bytes());
             }
-            if let Ok(Decoded { span, event, .. }) = codec.decode(&bytes[..len]) {
-                assert_eq!(event.span, codec.spans[span].name);
-                assert!(!event.to_string().is_empty());
+            if let Ok(view) = codec.view(&bytes[..len]) {
+                assert_eq!(view.span(), codec.ends.iter().find(|end| end.span == view.index()).unwrap().span_name);
+                assert!(!view.to_string().is_empty() && view.key() == view.to_event().key);
                 decoded += 1;
             }
         }

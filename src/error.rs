@@ -7,6 +7,7 @@ use std::io;
 
 pub use reason::NotTraceable;
 
+use crate::group::GroupBy;
 use crate::stage::Stage;
 
 /// Every failure of this crate.
@@ -110,6 +111,18 @@ pub enum ErrorKind {
     NoHeaders {
         /// The function or tracepoint.
         hook: String,
+    },
+
+    /// Here the kernel doesn't let programs read what the span is to be grouped by.
+    #[error("`{hook}` can't be grouped by {by} here: {reason}; by cpu it can")]
+    #[non_exhaustive]
+    NotGrouped {
+        /// The function or tracepoint.
+        hook: String,
+        /// What was asked for.
+        by: GroupBy,
+        /// What the kernel refuses.
+        reason: &'static str,
     },
 
     /// The function exists but fentry/fexit programs can't be attached to it.
@@ -246,9 +259,10 @@ impl Error {
             | ErrorKind::UnknownModule { function, .. }
             | ErrorKind::NotTraceable { function, .. } => Some(function),
             ErrorKind::UnknownTracepoint { tracepoint, .. } => Some(tracepoint),
-            ErrorKind::NoKey { hook, .. } | ErrorKind::NoTypes { hook, .. } | ErrorKind::NoHeaders { hook } => {
-                Some(hook)
-            }
+            ErrorKind::NoKey { hook, .. }
+            | ErrorKind::NoTypes { hook, .. }
+            | ErrorKind::NoHeaders { hook }
+            | ErrorKind::NotGrouped { hook, .. } => Some(hook),
             _ => None,
         }
     }

@@ -2,12 +2,12 @@
 
 use std::borrow::Cow;
 use std::fmt;
-use std::net::SocketAddr;
-use std::ops::Deref;
-use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
+
+use crate::flow::Flow;
+use crate::name::Name;
 
 /// One finished span: how long it took, and whose it was.
 ///
@@ -23,7 +23,7 @@ use rustix::time::{ClockId, clock_gettime};
 /// }
 /// # assert_eq!(slow_packets([]), 0);
 /// ```
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LatencyEvent {
     /// The span that ended.
@@ -37,8 +37,8 @@ pub struct LatencyEvent {
     pub key: EventKey,
     /// When it started.
     pub start: MonotonicTime,
-    /// How long it took, in whole nanoseconds, the probe's own share included: two time stamps and some bookkeeping
-    /// lie within it, some tens of nanoseconds on most machines.
+    /// How long it took, in whole nanoseconds, the probe's own share included. How much that is for a call, says
+    /// [`LatencyProbe::empty_call`](crate::LatencyProbe::empty_call).
     pub latency: Duration,
     /// The process on which it ended: what user space calls the pid (the kernel's `tgid`), in the initial pid
     /// namespace. 0 is the idle task.
@@ -99,7 +99,7 @@ impl fmt::Display for LatencyEvent {
 }
 
 /// How a span ended.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Outcome {
     /// It reached its end.
@@ -139,7 +139,7 @@ impl fmt::Display for Outcome {
 }
 
 /// Why the kernel dropped a packet.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct DropReason {
     /// The running kernel's number for it. Numbers differ between versions.
@@ -193,41 +193,6 @@ impl fmt::Display for EventKey {
     }
 }
 
-/// Protocol, addresses and ports.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-#[non_exhaustive]
-pub struct Flow {
-    /// The protocol's number (`IPPROTO_...`): 6 is TCP, 17 is UDP.
-    pub protocol: u8,
-    /// The sender. The port is 0 where the protocol has none.
-    pub source: SocketAddr,
-    /// The receiver.
-    pub destination: SocketAddr,
-}
-
-impl Flow {
-    pub(crate) fn new(protocol: u8, source: SocketAddr, destination: SocketAddr) -> Self {
-        Self { protocol, source, destination }
-    }
-}
-
-impl fmt::Display for Flow {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { protocol, source, destination } = self;
-        match protocol {
-            1 => write!(f, "icmp"),
-            6 => write!(f, "tcp"),
-            17 => write!(f, "udp"),
-            58 => write!(f, "icmpv6"),
-            number => write!(f, "protocol {number}"),
-        }?;
-        if source.port() == 0 && destination.port() == 0 {
-            return write!(f, " {} > {}", source.ip(), destination.ip());
-        }
-        write!(f, " {source} > {destination}")
-    }
-}
-
 /// The packet of a span.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
@@ -243,72 +208,6 @@ pub struct Skb {
 impl Skb {
     pub(crate) fn new(address: u64, len: Option<u32>) -> Self {
         Self { address, len }
-    }
-}
-
-/// A name that many events share: of a span, of the hook where it ended, of a drop's reason.
-///
-/// Cheap to clone, and cheap to compare: spans of one probe share their names, so that mostly one comparison of
-/// pointers decides. It reads like a `&str`:
-///
-/// ```
-/// use dwell::Name;
-///
-/// let span = Name::from("ip_rcv");
-/// assert!(span == "ip_rcv");
-/// assert_eq!(span.len(), 6);
-/// ```
-#[derive(Clone, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Name(Arc<str>);
-
-impl Name {
-    /// The name.
-    pub fn as_str(&self) -> &str {
-        &self.0
-    }
-}
-
-impl PartialEq<str> for Name {
-    fn eq(&self, other: &str) -> bool {
-        &*self.0 == other
-    }
-}
-
-impl PartialEq<&str> for Name {
-    fn eq(&self, other: &&str) -> bool {
-        &*self.0 == *other
-    }
-}
-
-impl From<&str> for Name {
-    fn from(name: &str) -> Self {
-        Self(name.into())
-    }
-}
-
-impl Deref for Name {
-    type Target = str;
-
-    fn deref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl AsRef<str> for Name {
-    fn as_ref(&self) -> &str {
-        &self.0
-    }
-}
-
-impl fmt::Debug for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(&*self.0, f)
-    }
-}
-
-impl fmt::Display for Name {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.pad(&self.0)
     }
 }
 
@@ -406,7 +305,7 @@ impl MonotonicTime {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::*;
 
     fn comm(text: &[u8]) -> Comm {
@@ -415,7 +314,7 @@ mod tests {
         Comm::from_bytes(bytes)
     }
 
-    fn event() -> LatencyEvent {
+    pub(crate) fn event() -> LatencyEvent {
         LatencyEvent {
             span: "ip_rcv".into(),
             ended_at: "ip_rcv".into(),
@@ -436,9 +335,16 @@ mod tests {
     /// Events and their parts go wherever a user wants to have them.
     #[test]
     fn travels() {
-        fn is<T: Send + Sync + Clone + fmt::Debug + fmt::Display + 'static>() {}
+        fn is<T: Send + Sync + Copy + fmt::Debug + fmt::Display + 'static>() {}
         is::<LatencyEvent>();
         is::<Name>();
+    }
+
+    /// Handing events over costs what copying them costs.
+    #[test]
+    fn size() {
+        assert_eq!(size_of::<EventKey>(), 40);
+        assert_eq!(size_of::<LatencyEvent>(), 168);
     }
 
     /// The line for a person leaves out what isn't there.
@@ -463,14 +369,6 @@ mod tests {
     /// Keys and drops read like what they are.
     #[test]
     fn keys_read_well() {
-        let flow = |protocol, port| {
-            let at = |ip: &str| SocketAddr::new(ip.parse().unwrap(), port);
-            EventKey::Flow(Flow::new(protocol, at("10.0.0.1"), at("::1"))).to_string()
-        };
-        assert_eq!(flow(17, 53), "udp 10.0.0.1:53 > [::1]:53");
-        assert_eq!(flow(6, 53), "tcp 10.0.0.1:53 > [::1]:53");
-        assert_eq!(flow(1, 0), "icmp 10.0.0.1 > ::1");
-        assert_eq!(flow(89, 0), "protocol 89 10.0.0.1 > ::1");
         assert_eq!(EventKey::Idle(3).to_string(), "idle cpu 3");
         let unnamed = Outcome::Dropped { reason: Some(DropReason { code: 131_072, name: None }) };
         assert_eq!(unnamed.to_string(), "dropped (reason 131072)");
@@ -490,16 +388,6 @@ mod tests {
         let mut rest = [b'y'; 16];
         rest[3] = 0;
         assert_eq!(Comm::from_bytes(rest).as_bytes(), b"yyy");
-    }
-
-    /// Names compare by what they say, and by pointer where they can.
-    #[test]
-    fn span_names_compare() {
-        let a = Name::from("ip_rcv");
-        assert_eq!(a, a.clone());
-        assert_eq!(a, Name::from("ip_rcv"));
-        assert_ne!(a, Name::from("ip_output"));
-        assert!(a == "ip_rcv" && a == *"ip_rcv");
     }
 
     /// The wall clock's distance is the monotonic clock's, in both directions, and no value makes it panic.

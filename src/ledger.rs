@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::event::Name;
+use crate::name::Name;
 
 /// What became of every call of every span of a probe.
 ///
@@ -10,19 +10,25 @@ use crate::event::Name;
 /// [`stop`](crate::LatencyProbe::stop), these sums hold for each span:
 ///
 /// - calls of the function, or runs of `from` that have the key = `started` + `missed`
-/// - `started` = `completed` + `abandoned` + `overwritten` + `mismatched` + `expired` + `untracked` + `open`
-/// - `emitted` = `completed`, and `abandoned` if events are made of those
-/// - `emitted` = `delivered` + `ring_dropped` + `channel_dropped`
+/// - `started` = `completed` + `doubtful` + `abandoned` + `overwritten` + `mismatched` + `expired` + `untracked` +
+///   `open`
+/// - `emitted` + `below_threshold` + `unsampled` = `completed` + `doubtful`, and `abandoned` if events are made of
+///   those
+/// - `emitted` = `delivered` + `ring_dropped` + `channel_dropped` + `withheld`
 ///
-/// `started`, `completed` and `open` are counted independently of each other, so the sums are a check and not a
-/// definition; [`SpanLedger::is_balanced`] makes it. While calls are running, a snapshot may be off by the calls that
-/// were between two counters.
+/// `started`, `completed` (the histogram's count), what was delivered and what was dropped are counted on their own.
+/// `emitted` is, where not all become events; where all do, it is what ended. `below_threshold` and `unsampled` are
+/// what is left, so the third sum is a definition. `open` is counted, too, but not where calls are paired by
+/// [`Session`](crate::Pairing::Session): there it follows from other numbers, as the shares of `missed` and
+/// `missed_exits` do, and the second sum is a definition as well. Otherwise the sums are checks.
+/// [`SpanLedger::is_balanced`] makes them, but for the first, which takes a count of the calls. While calls are
+/// running, a snapshot may be off by the calls that were between two counters.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ledger {
     /// One account for each span, in the order in which they were asked for.
     pub spans: Vec<SpanLedger>,
-    /// Records that the ring buffer held but that couldn't be read. Always 0, unless kernel and program disagree
+    /// Records that the rings held but that couldn't be read. Always 0, unless kernel and program disagree
     /// about a record's layout, which would be a bug.
     pub undecodable: u64,
 }
@@ -35,16 +41,25 @@ pub struct SpanLedger {
     pub span: Name,
     /// Calls whose entry was seen; runs of `from` that had the key.
     pub started: u64,
-    /// Those of which start and end were seen and matched: the latencies that are known.
+    /// Those of which start and end were seen and matched: the latencies that are known. They are in the histogram.
     pub completed: u64,
-    /// Those of which an event was to be made.
+    /// Those of which an event was made, or would have been but for want of room.
     pub emitted: u64,
-    /// Events that were put into the channel.
+    /// Those that were too short to become events, see [`Events::OverThreshold`](crate::Events::OverThreshold).
+    pub below_threshold: u64,
+    /// Those that weren't picked to become events, see [`Events::OneIn`](crate::Events::OneIn); all, where none are wanted.
+    pub unsampled: u64,
+    /// Events that were handed over: put into the channel or into a batch, or given to the callback.
     pub delivered: u64,
-    /// Events that found the ring buffer full: the reader thread got too little CPU time.
+    /// Events that found the ring full: the reader thread got too little CPU time, or the callback takes too long.
     pub ring_dropped: u64,
-    /// Events that found the channel full: the program reads too slowly.
+    /// Events that weren't taken: the channel is full, or the batches are, since the program reads too slowly; or the
+    /// callback has panicked.
     pub channel_dropped: u64,
+    /// Events that weren't handed over, since their start and end may not have belonged together. For events this is
+    /// decided one by one, as they are read; for the histogram it is decided later, for many pairs at once. So this
+    /// number and `doubtful` may differ.
+    pub withheld: u64,
     /// Starts whose packet, socket or thread went before the end, see [`Outcome`](crate::Outcome). Calls never do.
     pub abandoned: u64,
     /// Starts that found no room in the in-flight table, see [`in_flight`](crate::LatencyProbeBuilder::in_flight). Their
@@ -55,32 +70,39 @@ pub struct SpanLedger {
     /// Of calls: those whose exit was never seen and whose stack was used by a later call. The kernel skips the exits of
     /// calls in flight when any program attaches to or detaches from the same function.
     pub overwritten: u64,
-    /// Starts that met an end which was another's, or may have been: no latency was made of the two.
-    ///
-    /// (Or, hardly ever, the kernel's clock went backwards in between.)
+    /// Starts that met an end which was another's, or may have been: no latency was made of the two. Where only tracepoints
+    /// can be had, also packets whose data moved on the way. (Or, hardly ever, the kernel's clock went backwards.)
+    pub mismatched: u64,
+    /// Pairs that were taken out of the histogram again, since they may not have belonged together. It is decided when the
+    /// histogram or the ledger is read: of all pairs since the last time that aren't certain by themselves.
     ///
     /// Between hooks: where one of the span's programs was skipped since the start (see `missed`), but for packets that
-    /// pass two hooks where they go; and where only tracepoints can be had, packets whose data moved on the way.
+    /// pass two hooks where they go.
     ///
-    /// For calls it takes one whose exit was lost, and then one whose entry was (see `missed`). Where entries are missed,
-    /// every call is in doubt that lasted while one was, and whose task was switched out in it. **Long calls are more
-    /// often in doubt than short ones**: where this number isn't small, the longest latencies are underrepresented.
-    pub mismatched: u64,
+    /// For a wrong pair of calls two things must be lost: the exit of one call, and then the entry of a later one (see
+    /// `missed`). So where entries are missed, calls may be in doubt, mostly those during which their thread was
+    /// switched out. **Long calls are more often in doubt than short ones**: where this number isn't small, the longest
+    /// latencies are underrepresented. With [`Pairing::Session`](crate::Pairing::Session) nothing is ever in doubt.
+    pub doubtful: u64,
     /// Starts that got older than [`max_age`](crate::Span::max_age), whether they met their end or not.
     pub expired: u64,
     /// Starts whose end hasn't been seen: running calls, packets on their way, and those whose end was skipped by the
     /// kernel.
     pub open: u64,
-    /// Ends without a start: of what began before the probe was attached, that was missed, or untracked; of packets that
-    /// came to `to` another way. Not counted for stages that measure some of a function's calls only.
+    /// Ends without a start: of what was missed, or untracked; between hooks also of what began before the probe was
+    /// attached, and of packets that came to `to` another way. Not counted for stages that measure some of a function's
+    /// calls only.
     pub unmatched: u64,
     /// Runs of `from` or `to` at which there was no key: a NULL pointer, a packet that isn't IP, a socket without a peer.
     pub unkeyed: u64,
     /// Starts that the kernel kept from the probe. It skips a program that is already running on that CPU, as
     /// happens when a task is preempted or interrupted within it. Linux before 5.12 doesn't do that, and it is 0.
+    ///
+    /// With [`Pairing::Session`](crate::Pairing::Session) the kernel counts these and `missed_exits` together. Which
+    /// were which is only sure at rest; while calls are running it is an estimate.
     pub missed: u64,
     /// Ends that the kernel kept from the probe for the same reason. Their starts stay `open`, or become `overwritten`,
-    /// `mismatched` or `expired`.
+    /// `mismatched` or `expired`. With [`Pairing::Session`](crate::Pairing::Session) an estimate, as `missed` is.
     pub missed_exits: u64,
     /// Frees of packets, and of sockets and threads, that the kernel kept from the probe for the same reason, in use by
     /// a span or not.
@@ -90,16 +112,21 @@ pub struct SpanLedger {
 impl SpanLedger {
     /// Whether the sums hold, as they must at rest.
     pub fn is_balanced(&self) -> bool {
-        let early = [self.abandoned, self.overwritten, self.mismatched, self.expired, self.untracked];
+        let early = [self.doubtful, self.abandoned, self.overwritten, self.mismatched, self.expired, self.untracked];
         let ended = self.completed + early.iter().sum::<u64>() + self.open;
-        let handed_over = [self.delivered, self.ring_dropped, self.channel_dropped];
-        self.started == ended && self.emitted == handed_over.iter().sum::<u64>()
+        let handed_over = [self.delivered, self.ring_dropped, self.channel_dropped, self.withheld];
+        let wanted = self.emitted + self.below_threshold + self.unsampled;
+        let abandoned = wanted.checked_sub(self.completed + self.doubtful);
+        let decided = abandoned.is_some_and(|abandoned| abandoned == 0 || abandoned == self.abandoned);
+        self.started == ended && decided && self.emitted == handed_over.iter().sum::<u64>()
     }
 
-    /// Whether every start that met its end became an event, and none was missed, dropped, or lost its end.
+    /// Whether every start that met its end is a known latency, every event that was wanted was delivered, and none was
+    /// missed, dropped, or lost its end.
     pub fn is_lossless(&self) -> bool {
-        let lost = [self.untracked, self.overwritten, self.mismatched, self.expired, self.missed, self.missed_exits];
-        self.emitted == self.delivered && lost.iter().all(|&count| count == 0)
+        let lost = [self.untracked, self.overwritten, self.mismatched, self.doubtful, self.expired];
+        let missed = [self.missed, self.missed_exits];
+        self.emitted == self.delivered && lost.iter().chain(&missed).all(|&count| count == 0)
     }
 
     /// The counters and their names, in the order in which they explain each other.
@@ -108,13 +135,17 @@ impl SpanLedger {
             ("started", self.started),
             ("completed", self.completed),
             ("emitted", self.emitted),
+            ("below_threshold", self.below_threshold),
+            ("unsampled", self.unsampled),
             ("delivered", self.delivered),
             ("ring_dropped", self.ring_dropped),
             ("channel_dropped", self.channel_dropped),
+            ("withheld", self.withheld),
             ("abandoned", self.abandoned),
             ("untracked", self.untracked),
             ("overwritten", self.overwritten),
             ("mismatched", self.mismatched),
+            ("doubtful", self.doubtful),
             ("expired", self.expired),
             ("open", self.open),
             ("unmatched", self.unmatched),
@@ -182,15 +213,19 @@ mod tests {
         SpanLedger {
             span: "ip_rcv".into(),
             started: 100,
-            completed: 80,
-            emitted: 86,
-            delivered: 81,
+            completed: 75,
+            emitted: 66,
+            below_threshold: 13,
+            unsampled: 7,
+            delivered: 59,
             ring_dropped: 2,
             channel_dropped: 3,
+            withheld: 2,
             abandoned: 6,
             untracked: 4,
             overwritten: 1,
             mismatched: 2,
+            doubtful: 5,
             expired: 4,
             open: 3,
             unmatched: 4,
@@ -205,10 +240,14 @@ mod tests {
     #[test]
     fn balance() {
         assert!(account().is_balanced());
-        let bend: [fn(&mut SpanLedger); 12] = [
+        let bend: [fn(&mut SpanLedger); 16] = [
             |a| a.started += 1,
             |a| a.completed += 1,
             |a| a.emitted += 1,
+            |a| a.below_threshold += 1,
+            |a| a.unsampled += 1,
+            |a| a.withheld += 1,
+            |a| a.doubtful += 1,
             |a| a.abandoned += 1,
             |a| a.expired += 1,
             |a| a.delivered += 1,
@@ -231,8 +270,9 @@ mod tests {
     /// What is zero isn't shown, but for the counters that everybody wants to see.
     #[test]
     fn reads_well() {
-        let text = "ip_rcv: started 100 completed 80 emitted 86 delivered 81 ring_dropped 2 channel_dropped 3 abandoned 6 \
-                    untracked 4 overwritten 1 mismatched 2 expired 4 open 3 unmatched 4 unkeyed 5 missed_exits 1";
+        let text = "ip_rcv: started 100 completed 75 emitted 66 below_threshold 13 unsampled 7 delivered 59 \
+                    ring_dropped 2 channel_dropped 3 withheld 2 abandoned 6 untracked 4 overwritten 1 mismatched 2 \
+                    doubtful 5 expired 4 open 3 unmatched 4 unkeyed 5 missed_exits 1";
         assert_eq!(account().to_string(), text);
         let ledger = Ledger { spans: vec![account(), account()], undecodable: 1 };
         assert_eq!(ledger.to_string(), format!("{text}\n{text}\nundecodable records: 1"));

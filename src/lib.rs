@@ -1,8 +1,23 @@
-//! How long packets dwell in the Linux network stack: exact latencies of kernel functions, as typed events.
+//! How long packets dwell in the Linux network stack: exact latencies of kernel functions, as histograms and typed events.
 //!
 //! When network latency is high, the delay is often inside the kernel: firewall rules, queues, scheduling. This crate
-//! attaches eBPF programs (fentry and fexit) to the kernel functions that a program names, and hands it each call: how
-//! long it took, on which CPU, in which thread, with which packet, and what it returned. The traffic isn't touched.
+//! attaches eBPF programs to the kernel functions that a program names, and counts in the kernel how long their calls
+//! take:
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use dwell::{Events, LatencyProbe};
+//!
+//! let probe = LatencyProbe::builder().function("ip_rcv").events(Events::None).attach()?;
+//! std::thread::sleep(Duration::from_secs(10));
+//! let histogram = probe.histogram("ip_rcv")?;
+//! println!("{} calls, p99 {:?}, longest {:?}", histogram.count(), histogram.quantile(0.99), histogram.max());
+//! println!("{histogram:#}");                   // a line for each power of two
+//! # Ok::<(), dwell::Error>(())
+//! ```
+//!
+//! And it hands over each call: how long it took, on which CPU, in which thread, with which packet, and what it returned.
+//! The traffic isn't touched.
 //!
 //! ```no_run
 //! use dwell::LatencyProbe;
@@ -55,6 +70,10 @@
 //! goes, so that what comes after it doesn't meet an old start. Where a kernel doesn't let that be seen, the span says so
 //! ([`SpanInfo::lives_are_seen`]).
 //!
+//! **What isn't certain is taken back.** Where the kernel has skipped programs, pairs that may not belong together are
+//! taken out of the histogram and counted as [`doubtful`](SpanLedger::doubtful), and no event is made of them. On kernels
+//! with [sessions](Pairing::Session) there are none.
+//!
 //! **Nothing is lost silently.** The [`Ledger`] accounts for every call of every function, and its sums can be checked.
 //!
 //! **Errors explain.** A misspelt function comes back with near names, a function that can't be traced with the
@@ -62,6 +81,51 @@
 //!
 //! **It keeps out of the way.** It never prints, never panics, never blocks the kernel, and waits for nobody: a program
 //! that reads too slowly loses events, which are counted, and nothing else.
+//!
+//! # Histograms
+//!
+//! Every span has one, whether it has events or not: [`LatencyProbe::histogram`]. It is counted in the kernel, and read
+//! only when it is asked for. A [`Histogram`] is a snapshot that resets nothing; what came between two of them is
+//! [`Histogram::since`], and [`Histogram::merge`] puts those of several spans or probes together. With [`Span::grouped_by`]
+//! there is one for each CPU, interface, protocol or local port.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use dwell::{Events, GroupBy, Histogram, LatencyProbe, Span};
+//!
+//! let span = Span::function("ip_rcv").grouped_by(GroupBy::Interface);
+//! let probe = LatencyProbe::builder().span(span).events(Events::None).attach()?;
+//! let mut earlier = Histogram::new();
+//! for _ in 0..60 {
+//!     std::thread::sleep(Duration::from_secs(1));
+//!     let now = probe.histogram("ip_rcv")?;
+//!     println!("{}", now.since(&earlier));     // n 1000 mean 1.20µs min 512ns p50 1.08µs p90 1.98µs ...
+//!     earlier = now;
+//! }
+//! for (interface, histogram) in probe.groups("ip_rcv")?.groups {
+//!     println!("{interface}: {histogram}");    // interface 2: n 59874 mean 1.21µs ...
+//! }
+//! # Ok::<(), dwell::Error>(())
+//! ```
+//!
+//! # What it costs
+//!
+//! Every packet pays for a probe, and the less is asked for, the less it pays. [`Events`] says what becomes an event; it is
+//! decided in the kernel, before anything is written. Without events there is neither a ring nor a thread.
+//!
+//! ```no_run
+//! use std::time::Duration;
+//! use dwell::{Events, LatencyProbe, Span};
+//!
+//! let probe = LatencyProbe::builder()
+//!     .span(Span::function("ip_rcv").events(Events::None))
+//!     .span(Span::function("tcp_v4_rcv").events(Events::OneIn(1_000)))
+//!     .function("udp_recvmsg")
+//!     .min_latency(Duration::from_millis(5))   // for spans that don't say otherwise
+//!     .attach()?;
+//! # drop(probe);
+//! # Ok::<(), dwell::Error>(())
+//! ```
 //!
 //! # What it needs
 //!
@@ -71,6 +135,8 @@
 //! | architecture | one with BPF trampolines. Tested on x86-64; arm64 has them from Linux 6.4 on |
 //! | privileges | `CAP_BPF` and `CAP_PERFMON`, or root; for functions of modules `CAP_SYS_ADMIN` |
 //! | on 5.10 | no functions of modules; `CAP_SYS_RESOURCE`, or an `RLIMIT_MEMLOCK` of 8 MiB or more |
+//! | from 5.12 on | a lock-free table in place of a hash map, and a ring for each CPU: a fraction of the cost |
+//! | from 7.0 on | calls are paired by sessions, and never in doubt |
 //! | to build | clang 14 or later, the headers of libelf and zlib, `pkg-config` |
 //!
 //! # Will it work here?
@@ -90,8 +156,8 @@
 //!
 //! # From event to program
 //!
-//! [`LatencyProbe::events`] is a bounded crossbeam channel, to iterate over, to [`select!`] on, or to clone and hand to
-//! other threads:
+//! An event is there within 100 ms of the span's end, and mostly within some milliseconds. [`LatencyProbe::events`] is a
+//! bounded crossbeam channel, to iterate over, to [`select!`] on, or to clone and hand to other threads:
 //!
 //! ```no_run
 //! use std::time::Duration;
@@ -106,39 +172,80 @@
 //! # Ok::<(), dwell::Error>(())
 //! ```
 //!
+//! A channel costs more for each event than all else that a probe does in user space. Where there are more than some 100,000
+//! a second, let them come [in batches](LatencyProbeBuilder::in_batches), or call a
+//! [function](LatencyProbeBuilder::attach_with) with each where it lies, which costs next to nothing:
+//!
+//! ```no_run
+//! use std::sync::Arc;
+//! use std::sync::atomic::{AtomicU64, Ordering};
+//! use std::time::Duration;
+//! use dwell::LatencyProbe;
+//!
+//! let slow = Arc::new(AtomicU64::new(0));
+//! let counter = Arc::clone(&slow);
+//! let probe = LatencyProbe::builder().function("ip_rcv").attach_with(move |event| {
+//!     if event.latency() > Duration::from_micros(50) {
+//!         counter.fetch_add(1, Ordering::Relaxed);
+//!     }
+//! })?;
+//! # drop(probe);
+//! # Ok::<(), dwell::Error>(())
+//! ```
+//!
 //! [`select!`]: https://docs.rs/crossbeam-channel/latest/crossbeam_channel/macro.select.html
 
 // Library code never panics and never prints.
 #![warn(clippy::expect_used, clippy::panic, clippy::print_stderr, clippy::print_stdout, clippy::unwrap_used)]
 
+mod batch;
 mod builder;
+mod cost;
 mod decode;
+mod delivery;
 mod driver;
 mod error;
 mod event;
+mod events;
+mod flow;
+mod group;
+mod histogram;
 mod hook;
 mod kernel;
 mod ledger;
+mod name;
 mod pairing;
 mod plan;
+mod prefetch;
 mod probe;
 mod resolve;
 mod span;
 mod stage;
 mod support;
+mod view;
 mod wire;
 
+pub use batch::{Batch, Batches, BatchesIter};
 pub use builder::LatencyProbeBuilder;
+pub use cost::{Cost, ProgramCost, ProgramStatistics, SpanCost};
 pub use driver::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub use error::{Capability, Error, ErrorKind, Lockdown, NotTraceable};
-pub use event::{Comm, DropReason, EventKey, Flow, LatencyEvent, MonotonicTime, Name, Outcome, Skb};
+pub use event::{Comm, DropReason, EventKey, LatencyEvent, MonotonicTime, Outcome, Skb};
+pub use events::Events;
+pub use flow::Flow;
+pub use group::{GroupBy, GroupKey, Groups};
+pub use histogram::{Bucket, Histogram};
 pub use hook::Hook;
 pub use ledger::{Ledger, SpanLedger};
+pub use name::Name;
 pub use pairing::{Pairing, Store};
 pub use probe::{Failure, LatencyProbe, SpanInfo};
 pub use span::{Key, Restart, Span};
 pub use stage::{Stage, StagePlan};
 pub use support::{Answer, Check, Feature, Support};
+pub use view::EventView;
 
 /// Receives events; crossbeam's, re-exported so that it can be named without depending on that crate.
 pub use crossbeam_channel::Receiver;
+/// Why nothing was received; crossbeam's.
+pub use crossbeam_channel::{RecvError, RecvTimeoutError, TryRecvError};

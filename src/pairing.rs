@@ -1,9 +1,18 @@
 //! How exactness is obtained on this kernel.
 
 /// How a span's end is matched with its start.
+///
+/// Calls are paired by sessions where the kernel has them and each of the span's functions has room for one more, else
+/// by frames. A function may have room for no more than four, of all probes together. [`SpanInfo::pairing`] says which
+/// it is.
+///
+/// [`SpanInfo::pairing`]: crate::SpanInfo::pairing
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Pairing {
+    /// By a word that the kernel keeps in each call's own frame for one program at entry and exit (`fsession`, Linux 7.0
+    /// and later): no pair is ever in doubt, and no call can take another's start.
+    Session,
     /// By the address of the call's own trampoline frame, which entry and exit programs share: no two calls in flight
     /// have the same, whatever their tasks.
     Frame,
@@ -11,7 +20,10 @@ pub enum Pairing {
     Key,
 }
 
-/// Where started calls wait for their exit. Chosen by what the kernel can do.
+/// Where started spans wait for their end. Chosen by what the kernel can do.
+///
+/// Calls that are paired by [`Pairing::Session`] only wait there if their span has events, or groups other than CPUs.
+/// If not, the word in the call's frame holds all there is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Store {

@@ -3,8 +3,10 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::event::Name;
+use crate::events::Events;
+use crate::group::GroupBy;
 use crate::kernel::{Function, Return, Tracepoint};
+use crate::name::Name;
 use crate::span::{Key, Restart};
 
 /// One span, resolved for this kernel.
@@ -16,6 +18,9 @@ pub(crate) struct SpanPlan {
     pub(crate) restart: Restart,
     pub(crate) max_age: Option<Duration>,
     pub(crate) with_abandoned: bool,
+    pub(crate) events: Events,
+    pub(crate) group_by: Option<GroupBy>,
+    pub(crate) max_groups: u32,
     /// What the key stands for is seen to go whenever it does, or has no life that matters.
     pub(crate) lives_are_seen: bool,
     /// It isn't, so both ends must have the same data as well.
@@ -38,6 +43,18 @@ pub(crate) enum Body {
     Hooks(Vec<HookPlan>),
 }
 
+impl Body {
+    /// Where such a span may end, and what is returned there: all its hooks, so that their numbers are those of the ends.
+    pub(crate) fn ends(&self) -> Vec<(String, Return)> {
+        match self {
+            Self::Calls(calls) => {
+                calls.iter().map(|CallPlan { function, .. }| (function.to_string(), function.signature.ret)).collect()
+            }
+            Self::Hooks(hooks) => hooks.iter().map(|hook| (hook.site.to_string(), hook.site.ret())).collect(),
+        }
+    }
+}
+
 /// The calls of a function.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct CallPlan {
@@ -45,6 +62,24 @@ pub(crate) struct CallPlan {
     /// The word of the context that is a `struct sk_buff *`.
     pub(crate) skb_word: Option<u32>,
     pub(crate) condition: Option<Condition>,
+    pub(crate) group: Option<GroupPlan>,
+}
+
+/// Where a span's group is found as it starts.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct GroupPlan {
+    pub(crate) source: GroupSource,
+    /// The word of the context that it is.
+    pub(crate) word: u32,
+}
+
+/// `enum group_source` in `group.bpf.h`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u32)]
+pub(crate) enum GroupSource {
+    Skb,
+    Sock,
+    Socket,
 }
 
 /// Which calls are measured.
@@ -77,6 +112,8 @@ pub(crate) struct HookPlan {
     pub(crate) reversed: bool,
     /// The packet may be gone by then, so nothing is read from it.
     pub(crate) late: bool,
+    /// Where a start finds its group.
+    pub(crate) group: Option<GroupPlan>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

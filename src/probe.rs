@@ -1,17 +1,22 @@
 //! The running probe.
 
 use std::fmt;
-use std::sync::atomic::Ordering;
 use std::time::Duration;
 
-use crossbeam_channel::Receiver;
+use crossbeam_channel::{Receiver, bounded};
 use rustix::thread::{MembarrierCommand, membarrier};
 
+use crate::batch::{self, Batches};
 use crate::builder::LatencyProbeBuilder;
-use crate::driver::{AttachedSpan, Reader, Switch};
+use crate::cost::{Cost, SpanCost};
+use crate::driver::{AttachedSpan, Reader, Snapshot, SpanTally, Switch, Tally, trials};
 use crate::error::Error;
-use crate::event::{LatencyEvent, Name};
+use crate::event::LatencyEvent;
+use crate::events::Events;
+use crate::group::{GroupBy, Groups};
+use crate::histogram::Histogram;
 use crate::ledger::{Ledger, SpanLedger};
+use crate::name::Name;
 use crate::pairing::{Pairing, Store};
 use crate::plan::{Body, Role, SpanPlan};
 use crate::span::Key;
@@ -47,8 +52,22 @@ pub struct LatencyProbe {
     spans: Vec<AttachedSpan>,
     failures: Vec<Failure>,
     switch: Switch,
-    reader: Reader,
-    events: Receiver<LatencyEvent>,
+    reader: Option<Reader>,
+    receivers: Receivers,
+    halted: bool,
+}
+
+/// Where events can be received. Of these at most one is open.
+pub(crate) struct Receivers {
+    pub(crate) events: Receiver<LatencyEvent>,
+    pub(crate) batches: Batches,
+}
+
+impl Receivers {
+    /// None is open.
+    pub(crate) fn closed() -> Self {
+        Self { events: bounded(0).1, batches: batch::closed() }
+    }
 }
 
 /// What is known of an attached span.
@@ -59,6 +78,10 @@ pub struct SpanInfo {
     pub name: Name,
     /// What its ends are matched by.
     pub key: Key,
+    /// Which of its latencies become events.
+    pub events: Events,
+    /// What its histograms are kept apart by.
+    pub group_by: Option<GroupBy>,
     /// Where it starts: functions (each call's entry) or hooks, as [`Hook`](crate::Hook) is written.
     pub starts: Vec<String>,
     /// Where it ends; for calls the exits of the same functions.
@@ -67,7 +90,8 @@ pub struct SpanInfo {
     pub releases: Vec<String>,
     /// How its ends are matched.
     pub pairing: Pairing,
-    /// Where its starts wait for their ends.
+    /// Where its starts wait for their ends. With [`Pairing::Session`] they only do if there are events, or groups
+    /// other than CPUs; if not, [`in_flight`](LatencyProbeBuilder::in_flight) doesn't apply.
     pub store: Store,
     /// Whether tracepoints among its hooks are typed, so that a packet's length can be read. `true` if there are none.
     pub typed: bool,
@@ -80,14 +104,16 @@ pub struct SpanInfo {
 }
 
 impl SpanInfo {
-    pub(crate) fn new(plan: &SpanPlan, store: Store, typed: bool) -> Self {
+    pub(crate) fn new(plan: &SpanPlan, pairing: Pairing, store: Store, typed: bool) -> Self {
         let mut info = Self {
-            name: plan.name.clone(),
+            name: plan.name,
+            events: plan.events,
+            group_by: plan.group_by,
             key: plan.key,
             starts: Vec::new(),
             ends: Vec::new(),
             releases: Vec::new(),
-            pairing: Pairing::Frame,
+            pairing,
             store,
             typed: true,
             max_age: plan.max_age,
@@ -102,7 +128,6 @@ impl SpanInfo {
                 }
             }
             Body::Hooks(hooks) => {
-                info.pairing = Pairing::Key;
                 info.typed = typed || !hooks.iter().any(crate::plan::HookPlan::is_tracepoint);
                 for hook in hooks {
                     let list = match hook.role {
@@ -150,21 +175,42 @@ impl LatencyProbe {
         spans: Vec<(SpanInfo, AttachedSpan)>,
         failures: Vec<Failure>,
         switch: Switch,
-        reader: Reader,
-        events: Receiver<LatencyEvent>,
+        reader: Option<Reader>,
+        receivers: Receivers,
     ) -> Self {
         let (infos, spans) = spans.into_iter().unzip();
-        Self { infos, spans, failures, switch, reader, events }
+        Self { infos, spans, failures, switch, reader, receivers, halted: false }
     }
 
-    /// The events, in the order in which the calls ended (as far as CPUs agree on one).
+    /// The events, one by one.
+    ///
+    /// Those of one CPU come in the order in which their spans ended there. Across CPUs the order is that only within some
+    /// milliseconds: the reader goes from one to the next. [`LatencyEvent::end`] tells what came first.
     ///
     /// A bounded channel: while it is full, events are dropped and counted as
-    /// [`channel_dropped`](SpanLedger::channel_dropped). At a low rate an event arrives within a few milliseconds of
-    /// the call's end. Iterating blocks for the next event, and ends once the probe is stopped and all has been read;
-    /// a clone of the receiver can be read on after [`stop`](Self::stop).
+    /// [`channel_dropped`](SpanLedger::channel_dropped). Otherwise an event arrives within 100 ms of the span's end, and
+    /// within some milliseconds mostly. (As long as the reader thread gets CPU time. Where the kernel preempts a program
+    /// for longer, as the reader falls asleep, its event may take as long again, but a second at most.)
+    ///
+    /// While nothing comes, the probe wakes up about once a second, and more often in the first second. Without events
+    /// it never does.
+    ///
+    /// Iterating blocks for the next event, and ends once the probe is stopped and all has been read; a clone of the
+    /// receiver can be read on after [`stop`](Self::stop).
+    ///
+    /// It is empty and closed if events come [in batches](LatencyProbeBuilder::in_batches) or to a
+    /// [callback](LatencyProbeBuilder::attach_with), and if no span wants events.
     pub fn events(&self) -> &Receiver<LatencyEvent> {
-        &self.events
+        &self.receivers.events
+    }
+
+    /// The events in batches, where [`in_batches`](LatencyProbeBuilder::in_batches) was asked for. Otherwise, and if no
+    /// span wants events, it is empty and closed.
+    ///
+    /// What is said of [`events`](Self::events) goes for these, too. But it is no crossbeam receiver, and can't be used
+    /// in `select!`.
+    pub fn batches(&self) -> &Batches {
+        &self.receivers.batches
     }
 
     /// The spans, in the order in which they were asked for.
@@ -180,45 +226,157 @@ impl LatencyProbe {
     /// What has become of every call so far.
     ///
     /// While calls are running, the counters are read one after the other, and the sums may be off by the calls in
-    /// between. Takes a few system calls for each span.
+    /// between. The histograms are read as well, so it is also decided which pairs are
+    /// [`doubtful`](SpanLedger::doubtful). For each span it takes a few system calls, two for each group, and, where
+    /// the kernel has skipped programs since the last time, some milliseconds, on busy machines longer.
     pub fn ledger(&self) -> Ledger {
-        let tally = self.reader.tally();
+        // Without events nobody reads.
+        let none = SpanTally::default();
+        let tally = self.reader.as_ref().map(Reader::tally);
         let accounts = self.infos.iter().zip(&self.spans).map(|(info, span)| {
-            let tally = tally.span(span.index());
-            let doubtful = tally.doubtful.load(Ordering::Relaxed);
-            let doubtful_abandoned = tally.doubtful_abandoned.load(Ordering::Relaxed);
-            let snapshot = span.snapshot();
-            let counters = snapshot.counters;
-            let completed = counters.completed.saturating_sub(doubtful);
-            let abandoned = counters.abandoned.saturating_sub(doubtful_abandoned);
+            let tally = tally.map_or(&none, |tally| tally.span(span.index()));
+            let Snapshot { counters, completed, doubtful, open, expired, missed, missed_exits, missed_releases } =
+                span.snapshot();
+            // What could become an event, and did; the programs only count those where it isn't all.
+            let ended = completed + doubtful + if info.with_abandoned { counters.abandoned } else { 0 };
+            let emitted = if info.events.are_all() { ended } else { counters.emitted };
+            let not_emitted = ended.saturating_sub(emitted);
+            let (below_threshold, unsampled) = match info.events {
+                Events::OverThreshold(_) => (not_emitted, 0),
+                _ => (0, not_emitted),
+            };
             SpanLedger {
-                span: info.name.clone(),
+                span: info.name,
                 started: counters.started,
                 completed,
-                emitted: completed + if info.with_abandoned { abandoned } else { 0 },
-                delivered: tally.delivered.load(Ordering::Relaxed),
+                emitted,
+                below_threshold,
+                unsampled,
+                delivered: tally.delivered.get(),
                 ring_dropped: counters.ring_dropped,
-                channel_dropped: tally.channel_dropped.load(Ordering::Relaxed),
-                abandoned,
+                channel_dropped: tally.channel_dropped.get(),
+                withheld: tally.withheld.get(),
+                abandoned: counters.abandoned,
                 untracked: counters.untracked,
                 overwritten: counters.overwritten,
-                mismatched: counters.mismatched + doubtful + doubtful_abandoned,
-                expired: counters.expired + snapshot.expired,
-                open: snapshot.open,
+                mismatched: counters.mismatched,
+                doubtful,
+                expired,
+                open,
                 unmatched: counters.unmatched,
                 unkeyed: counters.unkeyed,
-                missed: snapshot.skipped.starts,
-                missed_exits: snapshot.skipped.ends,
-                missed_releases: snapshot.skipped.releases,
+                missed,
+                missed_exits,
+                missed_releases,
             }
         });
-        Ledger { spans: accounts.collect(), undecodable: tally.undecodable() }
+        Ledger { spans: accounts.collect(), undecodable: tally.map_or(0, Tally::undecodable) }
     }
 
-    /// Detaches, puts the events that the kernel had written into the channel, closes it, and returns the last ledger.
+    /// The latencies of a span so far, as the kernel has counted them: all that reached their end, events or not.
     ///
-    /// Doesn't wait for the channel to be read: what finds it full is dropped and counted. To read all that is left,
-    /// clone the receiver first.
+    /// A copy: nothing is reset, and counts only grow. For what came since an earlier one, see [`Histogram::since`]. While
+    /// calls are running it is the state of one CPU after the other. Takes a few system calls, and two for each group;
+    /// and some milliseconds, on busy machines longer, where the kernel has skipped programs since the last time. Then
+    /// the uncertain pairs since that time are left out (see [`doubtful`](SpanLedger::doubtful)): the more often it is
+    /// read, the fewer they are.
+    ///
+    /// ```no_run
+    /// use dwell::{Events, LatencyProbe};
+    ///
+    /// let probe = LatencyProbe::builder().function("ip_rcv").events(Events::None).attach()?;
+    /// std::thread::sleep(std::time::Duration::from_secs(10));
+    /// println!("p99 {:?}", probe.histogram("ip_rcv")?.quantile(0.99));
+    /// # Ok::<(), dwell::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) if no span has this name, [`System`](crate::ErrorKind::System) if the kernel has
+    /// no memory to hand it over.
+    pub fn histogram(&self, span: &str) -> Result<Histogram, Error> {
+        let (_, span) = self.find(span)?;
+        let reading = span.read()?;
+        let mut total = Histogram::new();
+        reading.groups.values().for_each(|histogram| total.merge(histogram));
+        Ok(total)
+    }
+
+    /// The same, by groups, of a span that has them: see [`Span::grouped_by`](crate::Span::grouped_by).
+    ///
+    /// # Errors
+    ///
+    /// As for [`histogram`](Self::histogram); and [`Config`](crate::ErrorKind::Config) if the span isn't grouped.
+    pub fn groups(&self, span: &str) -> Result<Groups, Error> {
+        let (info, attached) = self.find(span)?;
+        let by = info.group_by.ok_or_else(|| {
+            Error::config("grouped_by", format!("`{span}` has no groups: `Span::grouped_by` makes them"))
+        })?;
+        Ok(Groups::new(by, &*attached.read()?))
+    }
+
+    /// What the kernel says that the probe's programs have taken since they were attached, while it counted that: it
+    /// does as long as anybody on the machine has a [`ProgramStatistics`](crate::ProgramStatistics), or the sysctl
+    /// `kernel.bpf_stats_enabled` is on. Without, all is 0.
+    ///
+    /// To read it takes no more privileges than the probe. Calls that are paired by [`Pairing::Session`] have all in
+    /// `starts`.
+    pub fn cost(&self) -> Cost {
+        let spans = self.infos.iter().zip(&self.spans).map(|(info, span)| {
+            let [starts, ends, releases] = span.costs();
+            SpanCost { span: info.name, starts, ends, releases }
+        });
+        Cost { spans: spans.collect() }
+    }
+
+    /// Calibration: how long calls of a function that does nothing seem to take here, the probe's own part of each
+    /// call's latency.
+    ///
+    /// Between the two time stamps of a call lie the end of the start program, the way through the kernel's trampoline to
+    /// the function and back, and the beginning of the end program. That is in every latency of a call, whatever the
+    /// function, so of short ones it is a large part: of a median latency, about the median of this is the probe's. (What
+    /// the probe takes before its first time stamp and after its second lies outside.) It differs between machines, and
+    /// grows where the processor guards against attacks on its speculation.
+    ///
+    /// Measured with a probe of its own on `bpf_fentry_test1`, which the kernel keeps for its tests and calls on request,
+    /// 10,000 times; it takes some milliseconds beside attaching. Calls for which others ask meanwhile count, too.
+    ///
+    /// That probe has neither events nor groups. Programs for these may take a little more between the two time stamps.
+    /// While there is a [`ProgramStatistics`](crate::ProgramStatistics), the kernel's own counting is in it as well, so
+    /// it says too much.
+    ///
+    /// ```no_run
+    /// use dwell::LatencyProbe;
+    ///
+    /// let own = LatencyProbe::empty_call()?;
+    /// println!("of each latency the probe's part is {:?}", own.quantile(0.5));
+    /// # Ok::<(), dwell::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As for attaching to a function; [`System`](crate::ErrorKind::System) if the kernel doesn't call it.
+    pub fn empty_call() -> Result<Histogram, Error> {
+        const FUNCTION: &str = "bpf_fentry_test1";
+        let probe = Self::builder().function(FUNCTION).events(Events::None).attach()?;
+        trials::call_test_function(10_000)
+            .map_err(|refusal| Error::system(refusal.action, refusal.errno).with_errno(refusal.errno))?;
+        probe.histogram(FUNCTION)
+    }
+
+    fn find(&self, span: &str) -> Result<(&SpanInfo, &AttachedSpan), Error> {
+        let found = self.infos.iter().zip(&self.spans).find(|(info, _)| info.name == span);
+        found.ok_or_else(|| {
+            let names: Vec<&str> = self.infos.iter().map(|info| info.name.as_str()).collect();
+            Error::config("span", format!("no span is named `{span}`: the spans are {}", names.join(", ")))
+        })
+    }
+
+    /// Detaches, hands over the events that the kernel had written, closes the channel, and returns the last ledger.
+    ///
+    /// Doesn't wait for the channel, or the batches, to be read: what finds them full is dropped and counted as
+    /// [`channel_dropped`](SpanLedger::channel_dropped). To read all that is left, clone the receiver first. A callback
+    /// is called with all that is left, unless it has panicked.
     ///
     /// ```no_run
     /// # let probe = dwell::LatencyProbe::builder().function("ip_rcv").attach()?;
@@ -236,14 +394,26 @@ impl LatencyProbe {
     }
 
     fn halt(&mut self) {
-        // The hooks go one by one, which takes a while; what is left of them must not see half of what happens.
+        if std::mem::replace(&mut self.halted, true) {
+            return;
+        }
+        // What is believed by now stays so: skips from here on, of which the programs see less, don't put it in doubt.
+        for span in &self.spans {
+            let _ = span.read();
+        }
+        // The hooks go one by one, which takes a while; what is left of them must not see half of what happens. A program
+        // that runs on another CPU at this moment may have seen the switch on. Programs run in RCU read-side sections,
+        // and this waits for all of those to end.
         self.switch.off();
-        // A program that runs on another CPU at this moment may be about to write a record. Programs run in RCU
-        // read-side sections, and this waits for all of those to end. Where it isn't allowed (seccomp) or can't be
-        // (nohz_full CPUs), such a record may stay unread, and its call counts as completed but not as delivered.
         let _ = membarrier(MembarrierCommand::Global);
         self.spans.iter_mut().for_each(AttachedSpan::detach);
-        self.reader.stop();
+        // The exits of calls count until they are gone, and one may be about to write its record. Where waiting isn't
+        // allowed (seccomp) or can't be (nohz_full CPUs), such a record may stay unread, and its call counts as completed
+        // but not as delivered.
+        let _ = membarrier(MembarrierCommand::Global);
+        if let Some(reader) = &mut self.reader {
+            reader.stop();
+        }
     }
 }
 

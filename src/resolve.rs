@@ -5,10 +5,12 @@ mod stage;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
-use crate::event::Name;
+use crate::events::Events;
+use crate::group::GroupBy;
 use crate::hook::{Hook, Pick, Place};
 use crate::kernel::{Function, Kernel, Signature, Tracepoint};
-use crate::plan::{Body, CallPlan, HookPlan, KeySource, Role, Site, SpanPlan};
+use crate::name::Name;
+use crate::plan::{Body, CallPlan, GroupPlan, GroupSource, HookPlan, KeySource, Role, Site, SpanPlan};
 use crate::span::{Key, Shape, Span};
 use crate::wire::outcome;
 
@@ -20,6 +22,7 @@ pub(crate) struct Resolver<'a> {
     pub(crate) kernel: &'a Kernel,
     pub(crate) access: Access,
     pub(crate) max_age: Option<Duration>,
+    pub(crate) events: Events,
 }
 
 /// What the kernel lets this process do, beyond plain raw tracepoints.
@@ -40,12 +43,15 @@ impl Access {
 
 impl Resolver<'_> {
     pub(crate) fn span(&self, span: &Span) -> Result<SpanPlan, Error> {
-        let (key, body) = match &span.shape {
+        let (key, mut body) = match &span.shape {
             Shape::Function(name) => (Key::Call, self.calls(name)?),
             Shape::Between { from, to, key: Key::Call } => (Key::Call, self.calls(only_call(from, to)?)?),
             Shape::Between { from, to, key } => (*key, Body::Hooks(self.hooks(from, to, *key)?)),
             Shape::Stage(stage) => self.stage(*stage)?,
         };
+        if let Some(by) = span.group_by {
+            self.group(&mut body, by)?;
+        }
         let default = match body {
             Body::Calls(_) => None,
             Body::Hooks(_) => Some(DEFAULT_MAX_AGE),
@@ -62,6 +68,9 @@ impl Resolver<'_> {
             restart: span.restart,
             max_age: span.max_age.or(self.max_age).or(default),
             with_abandoned: span.with_abandoned,
+            events: span.events.unwrap_or(self.events),
+            group_by: span.group_by,
+            max_groups: span.max_groups as u32,
             lives_are_seen,
             guard_head,
         })
@@ -70,7 +79,7 @@ impl Resolver<'_> {
     fn calls(&self, name: &str) -> Result<Body, Error> {
         let function = self.kernel.function(name)?;
         let skb_word = skb_word(&function.signature);
-        Ok(Body::Calls(vec![CallPlan { function, skb_word, condition: None }]))
+        Ok(Body::Calls(vec![CallPlan { function, skb_word, condition: None, group: None }]))
     }
 
     fn hooks(&self, from: &[Hook], to: &[Hook], key: Key) -> Result<Vec<HookPlan>, Error> {
@@ -120,7 +129,45 @@ impl Resolver<'_> {
             _ => skb_word(site.signature()),
         };
         let reversed = key == Key::FlowReply && role == Role::End;
-        Ok(HookPlan { site, role, source, key_word, skb_word, reversed, late })
+        Ok(HookPlan { site, role, source, key_word, skb_word, reversed, late, group: None })
+    }
+
+    /// Finds what the starts are grouped by.
+    fn group(&self, body: &mut Body, by: GroupBy) -> Result<(), Error> {
+        if by == GroupBy::Cpu {
+            return Ok(());
+        }
+        let find = |hook: &str, signature: &Signature| -> Result<GroupPlan, Error> {
+            let plan = group_plan(signature).ok_or_else(|| no_key(hook, described(Key::Flow), signature))?;
+            if plan.source == GroupSource::Skb && by != GroupBy::Interface && !self.access.headers {
+                let reason = "this kernel keeps programs from reading packets' headers, as it does when it is locked down \
+                              (confidentiality)";
+                return Err(ErrorKind::NotGrouped { hook: hook.to_owned(), by, reason }.into());
+            }
+            Ok(plan)
+        };
+        match body {
+            Body::Calls(calls) => {
+                for call in calls {
+                    call.group = Some(find(&call.function.to_string(), &call.function.signature)?);
+                }
+            }
+            Body::Hooks(hooks) => {
+                for hook in hooks.iter_mut().filter(|hook| hook.role == Role::Start) {
+                    let name = hook.site.to_string();
+                    if hook.is_tracepoint() && !self.access.types {
+                        let reason = "this kernel refuses typed tracepoints, so packets can't be read";
+                        return Err(ErrorKind::NotGrouped { hook: name, by, reason }.into());
+                    }
+                    if hook.late {
+                        let what = "a packet that is sure to be still there";
+                        return Err(no_key(&name, what, hook.site.signature()));
+                    }
+                    hook.group = Some(find(&name, hook.site.signature())?);
+                }
+            }
+        }
+        Ok(())
     }
 
     /// The hooks at which what a key stands for ends; those that this kernel has.
@@ -222,6 +269,15 @@ fn skb_word(signature: &Signature) -> Option<u32> {
 fn pointer_word(signature: &Signature, name: &str) -> Option<u32> {
     let position = signature.params.iter().position(|param| param.points_to.as_deref() == Some(name));
     position.map(|n| signature.word_of(n))
+}
+
+/// A packet, which tells more, or else a socket.
+fn group_plan(signature: &Signature) -> Option<GroupPlan> {
+    let found = |name, source| pointer_word(signature, name).map(|word| GroupPlan { source, word });
+    let socks = ["sock", "tcp_sock", "udp_sock", "inet_sock", "inet_connection_sock"];
+    found("sk_buff", GroupSource::Skb)
+        .or_else(|| socks.iter().find_map(|name| found(name, GroupSource::Sock)))
+        .or_else(|| found("socket", GroupSource::Socket))
 }
 
 /// What can carry a key: the struct that an argument points to, and how the key is made of that.
@@ -329,7 +385,7 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return None;
         };
-        Some(Resolver { kernel: &kernel, access, max_age: None }.span(span))
+        Some(Resolver { kernel: &kernel, access, max_age: None, events: Events::All }.span(span))
     }
 
     fn hooks(plan: &SpanPlan) -> &[HookPlan] {
@@ -416,6 +472,10 @@ mod tests {
             assert!(matches!(refused.unwrap_err().kind(), ErrorKind::NoTypes { .. }), "{key}");
         }
         assert!(resolve(plain, &span(Key::Thread)).unwrap().is_ok());
+        let grouped = |by| resolve(plain, &span(Key::Skb).grouped_by(by)).unwrap();
+        let refused = grouped(GroupBy::Interface).unwrap_err();
+        assert!(matches!(refused.kind(), ErrorKind::NotGrouped { by: GroupBy::Interface, .. }), "{refused}");
+        assert!(grouped(GroupBy::Cpu).is_ok());
     }
 
     /// Where headers can't be read, a packet has no flow, but a socket has.
@@ -426,6 +486,10 @@ mod tests {
         let Some(refused) = resolve(access, &by(Hook::tracepoint("net_dev_queue"))) else { return };
         assert!(matches!(refused.unwrap_err().kind(), ErrorKind::NoHeaders { .. }));
         assert!(resolve(access, &by(Hook::entry("udp_sendmsg"))).unwrap().is_ok());
+        let grouped = |by| resolve(access, &Span::function("ip_rcv").grouped_by(by)).unwrap();
+        let refused = grouped(GroupBy::Protocol).unwrap_err();
+        assert!(refused.to_string().contains("can't be grouped by protocol here"), "{refused}");
+        assert!(grouped(GroupBy::Interface).is_ok());
     }
 
     /// A call's entry and exit are a span of the function; nothing else is keyed by the call.

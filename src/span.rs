@@ -5,6 +5,8 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use crate::error::Error;
+use crate::events::Events;
+use crate::group::GroupBy;
 use crate::hook::{Hook, is_name};
 use crate::stage::Stage;
 use crate::stage::recipe::Recipe;
@@ -44,6 +46,9 @@ pub struct Span {
     pub(crate) restart: Restart,
     pub(crate) max_age: Option<Duration>,
     pub(crate) with_abandoned: bool,
+    pub(crate) events: Option<Events>,
+    pub(crate) group_by: Option<GroupBy>,
+    pub(crate) max_groups: usize,
     /// A setter that its shape doesn't allow.
     misused: Option<&'static str>,
 }
@@ -94,8 +99,8 @@ pub enum Key {
     /// direction in which it sends; one without a peer has no flow. Network namespaces aren't told apart.
     ///
     /// Later fragments have no ports and so no flow, nor does a packet whose IP header isn't known yet (as at
-    /// `netif_receive_skb`, from some drivers): they are counted as [`unkeyed`](crate::SpanLedger::unkeyed). Reading a packet's headers takes `bpf_probe_read_kernel()`, which the
-    /// lockdown mode `confidentiality` forbids.
+    /// `netif_receive_skb`, from some drivers): they are counted as [`unkeyed`](crate::SpanLedger::unkeyed). Reading a
+    /// packet's headers takes `bpf_probe_read_kernel()`, which the lockdown mode `confidentiality` forbids.
     Flow,
     /// As [`Flow`](Self::Flow), but `to` sees the opposite direction: from a request to its answer, or from a received
     /// packet to the socket that it is for.
@@ -148,7 +153,17 @@ impl Span {
     }
 
     pub(crate) fn new(shape: Shape) -> Self {
-        Self { name: None, shape, restart: Restart::default(), max_age: None, with_abandoned: false, misused: None }
+        Self {
+            name: None,
+            shape,
+            restart: Restart::default(),
+            max_age: None,
+            with_abandoned: false,
+            events: None,
+            group_by: None,
+            max_groups: 64,
+            misused: None,
+        }
     }
 
     /// Also starts here. Only for a span between hooks.
@@ -206,10 +221,54 @@ impl Span {
         self
     }
 
-    /// Makes an event also of each start whose packet, socket or thread went before the end, see
-    /// [`Outcome`](crate::Outcome). Its latency is the age that it reached.
+    /// Makes events also of starts whose packet, socket or thread went before the end, see [`Outcome`](crate::Outcome).
+    /// Their latency is the age that they reached, and [`events`](Self::events) says by that which become events: with
+    /// [`Events::None`] none do.
     pub fn with_abandoned(mut self) -> Self {
         self.with_abandoned = true;
+        self
+    }
+
+    /// Which of its latencies become events. Defaults to the builder's
+    /// [`events`](crate::LatencyProbeBuilder::events).
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails for a threshold of more than 292 years, and for one in 0.
+    pub fn events(mut self, events: Events) -> Self {
+        self.events = Some(events);
+        self
+    }
+
+    /// Keeps a histogram of each group, in the kernel: see [`LatencyProbe::groups`](crate::LatencyProbe::groups).
+    ///
+    /// ```
+    /// use dwell::{GroupBy, Span};
+    ///
+    /// let span = Span::function("ip_rcv").grouped_by(GroupBy::Interface).max_groups(16);
+    /// # drop(span);
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails if there is no packet or socket where the span starts; by protocol or port of a packet also if the
+    /// kernel doesn't let its headers be read, as under the lockdown mode `confidentiality`.
+    pub fn grouped_by(mut self, by: GroupBy) -> Self {
+        self.group_by = Some(by);
+        self
+    }
+
+    /// How many groups there is room for. Defaults to 64; each takes 10 KiB of kernel memory from the beginning, or 5
+    /// KiB where calls are paired by [`Session`](crate::Pairing::Session). Grouping by CPU has room for all in any
+    /// case.
+    ///
+    /// What finds no room is counted together, in [`Groups::rest`](crate::Groups::rest).
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails if it isn't in 1 to 16,384, also if the span isn't grouped.
+    pub fn max_groups(mut self, groups: usize) -> Self {
+        self.max_groups = groups;
         self
     }
 
@@ -234,9 +293,10 @@ impl Span {
         }
     }
 
-    /// Whether its ends are matched by flow. No stage is.
-    pub(crate) fn has_flow(&self) -> bool {
-        matches!(self.shape, Shape::Between { key: Key::Flow | Key::FlowReply, .. })
+    /// Whether packets' headers have to be read. No stage does of itself.
+    pub(crate) fn reads_headers(&self) -> bool {
+        let flow = matches!(self.shape, Shape::Between { key: Key::Flow | Key::FlowReply, .. });
+        flow || matches!(self.group_by, Some(GroupBy::Protocol | GroupBy::LocalPort))
     }
 
     /// What is wrong with it, as far as can be said without a kernel.

@@ -6,6 +6,7 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::Error;
+use crate::events::Events;
 use crate::kernel::Kernel;
 use crate::resolve::{Access, Resolver};
 use crate::span::{Key, Span};
@@ -199,7 +200,7 @@ impl Stage {
     /// [`NoBtf`](crate::ErrorKind::NoBtf) if nothing can be looked up.
     pub fn resolve(self) -> Result<StagePlan, Error> {
         let kernel = Kernel::open()?;
-        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None };
+        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None, events: Events::All };
         resolver.stage_plan(self)
     }
 

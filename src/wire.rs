@@ -11,25 +11,7 @@ pub(crate) const WAYS: usize = 4;
 pub(crate) const SETS: usize = 1024;
 const COUNTER_SETS: usize = 128;
 
-/// The elements of the control map, each a `u64` that is 0 or 1: `DWELL_ON` and `DWELL_WAKE`.
-#[derive(Debug, Clone, Copy)]
-#[repr(u32)]
-pub(crate) enum Control {
-    On,
-    Wake,
-}
-
-impl Control {
-    pub(crate) const COUNT: u32 = 2;
-    pub(crate) const SET: [u8; 8] = 1_u64.to_ne_bytes();
-    pub(crate) const CLEAR: [u8; 8] = 0_u64.to_ne_bytes();
-
-    pub(crate) fn key(self) -> [u8; 4] {
-        (self as u32).to_ne_bytes()
-    }
-}
-
-/// One finished call, as it travels through the ring buffer: `struct dwell_record`.
+/// One finished call, as it travels through a ring: `struct dwell_record`.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 #[repr(C)]
 pub(crate) struct Record {
@@ -37,14 +19,14 @@ pub(crate) struct Record {
     pub(crate) latency_ns: u64,
     pub(crate) ret: u64,
     pub(crate) skb: u64,
-    pub(crate) span: u32,
-    pub(crate) part: u32,
-    pub(crate) pid: u32,
-    pub(crate) tid: u32,
+    pub(crate) end: u32,
+    pub(crate) suspect: u32,
+    pub(crate) len: u32,
     pub(crate) cpu_start: u32,
     pub(crate) cpu_end: u32,
-    pub(crate) len: u32,
-    pub(crate) suspect: u32,
+    pub(crate) pid: u32,
+    pub(crate) tid: u32,
+    pub(crate) unused: u32,
     pub(crate) comm: [u8; 16],
 }
 
@@ -87,9 +69,10 @@ pub(crate) mod outcome {
 pub(crate) struct Start {
     pub(crate) ns: u64,
     pub(crate) fingerprint: u64,
+    pub(crate) stint: u64,
     pub(crate) len: u32,
-    pub(crate) cpu: u16,
-    pub(crate) switches: u16,
+    pub(crate) cpu: u32,
+    pub(crate) group: u64,
 }
 
 /// A slot of the in-flight table, free where the key is 0: `struct dwell_slot`.
@@ -98,6 +81,8 @@ pub(crate) struct Start {
 pub(crate) struct Slot {
     pub(crate) key: u64,
     pub(crate) start: Start,
+    pub(crate) starts: u64,
+    pub(crate) unused: u64,
 }
 
 /// What the kernel counts for the ledger: `struct dwell_counters`.
@@ -105,7 +90,7 @@ pub(crate) struct Slot {
 #[repr(C)]
 pub(crate) struct Counters {
     pub(crate) started: u64,
-    pub(crate) completed: u64,
+    pub(crate) emitted: u64,
     pub(crate) unmatched: u64,
     pub(crate) overwritten: u64,
     pub(crate) mismatched: u64,
@@ -114,15 +99,37 @@ pub(crate) struct Counters {
     pub(crate) abandoned: u64,
     pub(crate) expired: u64,
     pub(crate) unkeyed: u64,
-    pub(crate) reserved: [u64; 6],
+    pub(crate) unseen: u64,
+    pub(crate) reserved: [u64; 5],
+}
+
+/// One CPU's latencies of a span, or one group's: `struct dwell_histogram`.
+#[derive(Debug, Clone, Copy)]
+#[repr(C)]
+pub(crate) struct RawHistogram {
+    pub(crate) sum: u64,
+    pub(crate) max: u64,
+    pub(crate) min: u64,
+    pub(crate) beyond: u64,
+    pub(crate) buckets: [u64; 640],
+}
+
+/// What each CPU's ring begins with: `struct dwell_ring_head`.
+#[derive(Debug)]
+#[repr(C)]
+pub(crate) struct RingHead {
+    pub(crate) head: u64,
+    pub(crate) unused: [u64; 7],
+    pub(crate) limit: u64,
+    pub(crate) unused_too: [u64; 7],
 }
 
 /// All that one span keeps in its `.bss`: `struct dwell_state`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
 pub(crate) struct State {
-    pub(crate) counters: [Counters; COUNTER_SETS],
     pub(crate) slots: [Slot; WAYS * SETS],
+    pub(crate) counters: [Counters; COUNTER_SETS],
     pub(crate) overflow_live: u64,
 }
 
@@ -131,14 +138,6 @@ pub(crate) struct State {
 unsafe impl Plain for Record {}
 // SAFETY: as above.
 unsafe impl Plain for KeyedRecord {}
-
-/// Reads a record of exactly its size, at any alignment.
-pub(crate) fn from_bytes<T: Plain + Default>(bytes: &[u8]) -> Option<T> {
-    let mut record = T::default();
-    (bytes.len() == size_of::<T>()).then_some(())?;
-    record.copy_from_bytes(bytes).ok()?;
-    Some(record)
-}
 
 /// What the bytes of `struct dwell_state` tell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -149,6 +148,8 @@ pub(crate) struct Summary {
     pub(crate) waiting: u64,
     /// Those that have.
     pub(crate) expired: u64,
+    /// Those that were taken out of the overflow map, which the bytes don't tell.
+    pub(crate) swept: u64,
     /// Entries of the overflow map, as far as the programs know.
     pub(crate) overflow: u64,
 }
@@ -160,18 +161,20 @@ impl State {
         (bytes.len() == size_of::<Self>()).then_some(())?;
         let words: Vec<u64> =
             bytes.chunks_exact(WORD).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
-        let (counters, rest) = words.split_at(size_of::<[Counters; COUNTER_SETS]>() / WORD);
-        let (slots, rest) = rest.split_at(size_of::<[Slot; WAYS * SETS]>() / WORD);
+        let (slots, rest) = words.split_at(size_of::<[Slot; WAYS * SETS]>() / WORD);
+        let (counters, rest) = rest.split_at(size_of::<[Counters; COUNTER_SETS]>() / WORD);
         let counters = counters.chunks_exact(size_of::<Counters>() / WORD).filter_map(Counters::from_words);
         let mut summary = Summary {
             counters: counters.fold(Counters::default(), Counters::plus),
             overflow: *rest.first()?,
             ..Summary::default()
         };
-        // A slot's first words are the key and the time.
+        // A slot's first words are the key and the time, its seventh the starts that were counted in it.
         for slot in slots.chunks_exact(size_of::<Slot>() / WORD) {
+            summary.counters.started += slot.get(6).copied().unwrap_or(0);
             match *slot {
-                [0, ..] => {}
+                // Free; or a call that began before the probe was switched on.
+                [0, ..] | [_, 0, ..] => {}
                 [_, ns, ..] if ns < oldest => summary.expired += 1,
                 _ => summary.waiting += 1,
             }
@@ -189,14 +192,14 @@ impl Start {
 
 impl Counters {
     fn from_words(words: &[u64]) -> Option<Self> {
-        let &[started, completed, unmatched, overwritten, mismatched, untracked, ring_dropped, ref rest @ ..] = words
+        let &[started, emitted, unmatched, overwritten, mismatched, untracked, ring_dropped, ref rest @ ..] = words
         else {
             return None;
         };
-        let &[abandoned, expired, unkeyed, ..] = rest else { return None };
+        let &[abandoned, expired, unkeyed, unseen, ..] = rest else { return None };
         Some(Self {
             started,
-            completed,
+            emitted,
             unmatched,
             overwritten,
             mismatched,
@@ -205,14 +208,15 @@ impl Counters {
             abandoned,
             expired,
             unkeyed,
-            reserved: [0; 6],
+            unseen,
+            reserved: [0; 5],
         })
     }
 
     pub(crate) fn plus(self, other: Self) -> Self {
         Self {
             started: self.started.saturating_add(other.started),
-            completed: self.completed.saturating_add(other.completed),
+            emitted: self.emitted.saturating_add(other.emitted),
             unmatched: self.unmatched.saturating_add(other.unmatched),
             overwritten: self.overwritten.saturating_add(other.overwritten),
             mismatched: self.mismatched.saturating_add(other.mismatched),
@@ -221,7 +225,8 @@ impl Counters {
             abandoned: self.abandoned.saturating_add(other.abandoned),
             expired: self.expired.saturating_add(other.expired),
             unkeyed: self.unkeyed.saturating_add(other.unkeyed),
-            reserved: [0; 6],
+            unseen: self.unseen.saturating_add(other.unseen),
+            reserved: [0; 5],
         }
     }
 }
@@ -234,21 +239,23 @@ mod tests {
     #[test]
     fn summary() {
         let mut words = vec![0_u64; size_of::<State>() / 8];
-        for (n, word) in words[..32].iter_mut().enumerate() {
+        let counters = WAYS * SETS * 8;
+        for (n, word) in words[counters..counters + 32].iter_mut().enumerate() {
             *word = 1 + n as u64;
         }
-        let slots = COUNTER_SETS * 16;
+        let slots = 0;
         for (slot, ns) in [(0, 500), (1, 1_000), (WAYS * SETS - 1, 1_001)] {
-            words[slots + 4 * slot] = 0xffff_c900_0000_0000;
-            words[slots + 4 * slot + 1] = ns;
+            words[slots + 8 * slot] = 0xffff_c900_0000_0000;
+            words[slots + 8 * slot + 1] = ns;
         }
+        words[slots + 8 * 3 + 6] = 1_000;
         // A time stamp beside an empty key is what was left of an ended call.
-        words[slots + 4 * 2 + 1] = 7;
+        words[slots + 8 * 2 + 1] = 7;
         *words.last_mut().unwrap() = 2;
         let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
         let summary = State::summary(&bytes, 1_000).unwrap();
         let counters = summary.counters;
-        assert_eq!((counters.started, counters.completed, counters.unkeyed), (1 + 17, 2 + 18, 10 + 26));
+        assert_eq!((counters.started, counters.emitted, counters.unkeyed), (1 + 17 + 1_000, 2 + 18, 10 + 26));
         assert_eq!((summary.waiting, summary.expired, summary.overflow), (2, 1, 2));
         assert_eq!(State::summary(&bytes, 0).unwrap().waiting, 3);
         assert!(State::summary(&bytes[8..], 0).is_none() && State::summary(&[], 0).is_none());

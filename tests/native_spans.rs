@@ -9,7 +9,9 @@ use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dwell::{Hook, Key, LatencyProbe, LatencyProbeBuilder, Outcome, Restart, Span, Support};
+use dwell::{
+    ErrorKind, Events, Hook, Key, LatencyProbe, LatencyProbeBuilder, Outcome, ProgramStatistics, Restart, Span, Support,
+};
 
 /// Loopback is everybody's: packets of other tests would be counted.
 static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
@@ -172,4 +174,32 @@ fn explained() {
     assert!(ledger.spans[0].completed >= 10 && ledger.is_balanced(), "{ledger}");
     let none = LatencyProbe::builder().span(from("no_such_tracepoint")).best_effort().attach().unwrap_err();
     assert!(none.to_string().contains("no_such_tracepoint"), "{none}");
+}
+
+/// Where the kernel counts the runs of programs, the probe says what its own have taken; where it doesn't, nothing.
+#[test]
+fn costs() {
+    let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
+    let Some(probe) = attach("costs", LatencyProbe::builder().span(across()).events(Events::None)) else { return };
+    let statistics = match ProgramStatistics::enable() {
+        Ok(statistics) => statistics,
+        Err(error) => {
+            println!("costs: this machine doesn't count the runs of programs: {error}");
+            assert!(matches!(error.kind(), ErrorKind::NoPrivilege { .. } | ErrorKind::System { .. }), "{error}");
+            return;
+        }
+    };
+    let before = probe.cost().spans[0].clone();
+    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+    socket.connect(socket.local_addr().unwrap()).unwrap();
+    for _ in 0..1_000 {
+        socket.send(b"x").unwrap();
+        socket.recv(&mut [0; 1]).unwrap();
+    }
+    let after = probe.cost().spans[0].clone();
+    drop(statistics);
+    assert!(after.starts.runs >= before.starts.runs + 1_000, "{after}");
+    assert!(after.ends.runs >= before.ends.runs + 1_000, "{after}");
+    let mean = after.starts.mean().unwrap();
+    assert!(mean > Duration::ZERO && mean < Duration::from_micros(100), "{after}");
 }

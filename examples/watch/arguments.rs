@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser};
-use dwell::{Hook, Key, LatencyProbe, LatencyProbeBuilder, Span, Stage};
+use dwell::{Events, GroupBy, Hook, Key, LatencyProbe, LatencyProbeBuilder, Span, Stage};
 use humantime::parse_duration;
 
 use crate::traffic::Traffic;
@@ -48,7 +48,27 @@ pub struct Arguments {
     #[arg(long)]
     best_effort: bool,
 
-    /// Print one JSON object for each event, and the ledger as the last line
+    /// Only make events of what takes at least so long, such as 50us or 1ms
+    #[arg(long, value_name = "DURATION", value_parser = parse_duration, group = "events")]
+    min_latency: Option<Duration>,
+
+    /// Only make events of one in N, picked by chance
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..), group = "events")]
+    sample: Option<u32>,
+
+    /// Make no events: the kernel only counts, which costs least
+    #[arg(long, group = "events", conflicts_with_all = ["count", "abandoned"])]
+    no_events: bool,
+
+    /// At the end, print the histogram of each span: all latencies, those that became no events, too
+    #[arg(long)]
+    histogram: bool,
+
+    /// The same, with a histogram for each cpu, interface, protocol or local-port
+    #[arg(long, value_name = "BY")]
+    group_by: Option<GroupBy>,
+
+    /// Print one JSON object for each event, then for each histogram, and the ledger as the last line
     #[arg(long)]
     pub json: bool,
 
@@ -86,18 +106,41 @@ fn span(text: &str) -> Result<Span, String> {
 impl Arguments {
     /// The probe that was asked for.
     pub fn builder(&self) -> LatencyProbeBuilder {
-        let mut builder = LatencyProbe::builder().channel_capacity(self.channel_capacity());
-        for function in &self.functions {
-            builder = builder.function(function);
-        }
+        let mut builder = LatencyProbe::builder().events(self.events()).channel_capacity(self.channel_capacity());
+        let functions = self.functions.iter().map(Span::function);
         let spans = self.spans.iter().map(|span| span.clone().keyed_by(self.key));
-        for span in spans.chain(self.stages.iter().copied().map(Span::stage)) {
-            builder = builder.span(if self.abandoned { span.with_abandoned() } else { span });
+        let stages = self.stages.iter().copied().map(Span::stage);
+        for mut span in functions.chain(spans).chain(stages) {
+            if self.abandoned {
+                span = span.with_abandoned();
+            }
+            if let Some(by) = self.group_by {
+                span = span.grouped_by(by);
+            }
+            builder = builder.span(span);
         }
         if let Some(age) = self.max_age {
             builder = builder.max_age(age);
         }
         if self.best_effort { builder.best_effort() } else { builder }
+    }
+
+    /// Which latencies become events. The command line allows one of these at most.
+    fn events(&self) -> Events {
+        match (self.min_latency, self.sample) {
+            _ if self.no_events => Events::None,
+            (Some(latency), _) => Events::OverThreshold(latency),
+            (None, Some(n)) => Events::OneIn(n),
+            (None, None) => Events::All,
+        }
+    }
+
+    pub fn wants_events(&self) -> bool {
+        !self.no_events
+    }
+
+    pub fn wants_histograms(&self) -> bool {
+        self.histogram || self.group_by.is_some()
     }
 
     /// Events that the channel holds. With our own traffic there is room for all that it can cause: printing is slower

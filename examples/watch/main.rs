@@ -1,8 +1,10 @@
-//! Watches kernel functions, and packets on their way, from the command line: a line for each event, then the ledger.
+//! Watches kernel functions, and packets on their way, from the command line: a line for each event, then histograms, if
+//! they are asked for, and the ledger.
 //!
 //! `sudo target/debug/examples/watch --function ip_rcv --duration 10`
 
 mod arguments;
+mod histograms;
 mod output;
 mod stages;
 #[path = "../shared/traffic.rs"]
@@ -14,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser as _;
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
-use dwell::{LatencyEvent, LatencyProbe};
+use dwell::LatencyEvent;
 
 use arguments::Arguments;
 use output::Output;
@@ -74,10 +76,17 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     } else {
         keep_open(finish);
     }
-    let mut output = if arguments.json { Output::json() } else { Output::table(probe.spans(), arguments.abandoned)? };
+    let mut output = if arguments.json { Output::json() } else { Output::text() };
+    // Without events their channel is closed from the beginning.
+    let events = if arguments.wants_events() { probe.events().clone() } else { never() };
+    if arguments.wants_events() {
+        output.header(probe.spans(), arguments.abandoned)?;
+    }
     let mut left = arguments.count;
-    watch(&probe, &mut output, &mut left, arguments.duration, &interrupted, &finished)?;
+    watch(&events, &mut output, &mut left, arguments.duration, &interrupted, &finished)?;
 
+    // Only a running probe has them.
+    let histograms = if arguments.wants_histograms() { histograms::of(&probe)? } else { Vec::new() };
     // The rest is read while the probe stops, so that its channel can't fill up meanwhile.
     let events = probe.events().clone();
     let stopping = thread::spawn(move || probe.stop());
@@ -87,6 +96,9 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         }
         output.event(&event)?;
         left = left.map(|left| left - 1);
+    }
+    for histogram in &histograms {
+        output.histogram(histogram)?;
     }
     let ledger = stopping.join().map_err(|_| "stopping the probe failed")?;
     output.ledger(&ledger)?;
@@ -100,14 +112,13 @@ fn keep_open(finish: Sender<std::io::Result<()>>) {
 
 /// Prints events until one of the reasons to end.
 fn watch(
-    probe: &LatencyProbe,
+    events: &Receiver<LatencyEvent>,
     output: &mut Output,
     left: &mut Option<u64>,
     duration: Option<Duration>,
     interrupted: &Receiver<()>,
     finished: &Receiver<std::io::Result<()>>,
 ) -> Result<(), Box<dyn std::error::Error>> {
-    let events: &Receiver<LatencyEvent> = probe.events();
     let time_is_up = match duration.and_then(|duration| Instant::now().checked_add(duration)) {
         Some(end) => crossbeam_channel::at(end),
         None => never(),

@@ -5,15 +5,20 @@ use std::io::{self, BufWriter, Stdout, Write as _};
 use dwell::{DropReason, Key, LatencyEvent, Ledger, Outcome, SpanInfo};
 use serde_json::{Map, Value, json};
 
+use crate::histograms::{SpanHistogram, nanos};
+
 /// Writes to stdout, and keeps a handful of lines back until there is time to show them.
 pub struct Output {
     format: Format,
     out: BufWriter<Stdout>,
+    /// Nothing has been written so far.
+    is_empty: bool,
 }
 
 enum Format {
     Json,
-    Table(Vec<Column>),
+    /// For people. Without columns there are no events.
+    Text(Vec<Column>),
 }
 
 struct Column {
@@ -31,21 +36,45 @@ enum Side {
 
 impl Output {
     pub fn json() -> Self {
-        Self { format: Format::Json, out: BufWriter::new(io::stdout()) }
+        Self::new(Format::Json)
     }
 
-    /// A table with the columns that these spans have something for.
-    pub fn table(spans: &[SpanInfo], abandoned: bool) -> io::Result<Self> {
-        let columns = columns(spans, abandoned);
-        let mut out = BufWriter::new(io::stdout());
-        row(&mut out, &columns, |column| column.title.to_owned())?;
-        Ok(Self { format: Format::Table(columns), out })
+    pub fn text() -> Self {
+        Self::new(Format::Text(Vec::new()))
+    }
+
+    fn new(format: Format) -> Self {
+        Self { format, out: BufWriter::new(io::stdout()), is_empty: true }
+    }
+
+    /// Begins the table of events, with the columns that these spans have something for.
+    pub fn header(&mut self, spans: &[SpanInfo], abandoned: bool) -> io::Result<()> {
+        let Format::Text(shown) = &mut self.format else { return Ok(()) };
+        *shown = columns(spans, abandoned);
+        self.is_empty = false;
+        row(&mut self.out, shown, |column| column.title.to_owned())
     }
 
     pub fn event(&mut self, event: &LatencyEvent) -> io::Result<()> {
         match &self.format {
             Format::Json => writeln!(self.out, "{}", to_json(event)),
-            Format::Table(columns) => row(&mut self.out, columns, |column| (column.cell)(event)),
+            Format::Text(columns) => row(&mut self.out, columns, |column| (column.cell)(event)),
+        }
+    }
+
+    pub fn histogram(&mut self, histogram: &SpanHistogram) -> io::Result<()> {
+        self.separate()?;
+        match &self.format {
+            Format::Json => writeln!(self.out, "{}", histogram.to_json()),
+            Format::Text(_) => writeln!(self.out, "{histogram}"),
+        }
+    }
+
+    /// A blank line between what is above, if anything is, and what comes.
+    fn separate(&mut self) -> io::Result<()> {
+        match self.format {
+            Format::Text(_) if !std::mem::take(&mut self.is_empty) => writeln!(self.out),
+            _ => Ok(()),
         }
     }
 
@@ -55,6 +84,7 @@ impl Output {
 
     /// The last thing to print.
     pub fn ledger(&mut self, ledger: &Ledger) -> io::Result<()> {
+        self.separate()?;
         match self.format {
             Format::Json => {
                 let spans: Map<String, Value> = ledger
@@ -67,7 +97,7 @@ impl Output {
                     .collect();
                 writeln!(self.out, "{}", json!({ "ledger": spans }))?;
             }
-            Format::Table(_) => writeln!(self.out, "\n{ledger}")?,
+            Format::Text(_) => writeln!(self.out, "{ledger}")?,
         }
         self.out.flush()
     }
@@ -121,7 +151,7 @@ fn to_json(event: &LatencyEvent) -> Value {
         "ended_at": event.ended_at.as_str(),
         "outcome": event.outcome.as_str(),
         "reason": reason(&event.outcome),
-        "latency_ns": u64::try_from(event.latency.as_nanos()).unwrap_or(u64::MAX),
+        "latency_ns": nanos(event.latency),
         "start_ns": event.start.as_nanos(),
         "key": event.key.to_string(),
         "pid": event.pid,

@@ -52,7 +52,7 @@ impl Cpu<'_> {
         while let Some(run) = self.open.last() {
             let end = run.end.min(until);
             if end > self.now {
-                *self.own.entry(run.stage.clone()).or_default() += Duration::from_nanos(end - self.now);
+                *self.own.entry(run.stage).or_default() += Duration::from_nanos(end - self.now);
                 self.now = end;
             }
             if run.end > until {

@@ -18,7 +18,10 @@
 			     : "r"(ctx), "i"((n) * 8));        \
 		break
 
-/* 12 arguments (MAX_BPF_FUNC_ARGS) and the return value behind them. */
+/* No word of the context: it has 12 arguments (MAX_BPF_FUNC_ARGS) at most, and the return value behind them. */
+#define NO_WORD 13
+
+/* 0 of NO_WORD. */
 static __always_inline __u64 ctx_word(const __u64 *ctx, __u32 n)
 {
 	__u64 word = 0;
@@ -48,6 +51,15 @@ static __always_inline __u64 ctx_word(const __u64 *ctx, __u32 n)
 static __always_inline __u64 address(__u64 pointer)
 {
 	asm volatile("%0 = be64 %0\n\t%0 = be64 %0" : "+r"(pointer));
+	return pointer;
+}
+
+/*
+ * The same, turned once: as good to tell pointers apart, and all that a fingerprint takes.
+ */
+static __always_inline __u64 scalar(__u64 pointer)
+{
+	asm volatile("%0 = be64 %0" : "+r"(pointer));
 	return pointer;
 }
 

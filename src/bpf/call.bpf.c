@@ -1,8 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only OR BSD-2-Clause
 /*
- * The calls of one function: an fentry and an fexit program. Each function is an
- * object of its own, specialised through .rodata, so the verifier removes
- * whatever it does not use. The targets are set at load time.
+ * The calls of one function by an fentry and an fexit program.
  *
  * The key is the call's trampoline frame. An fentry and an fexit program on one
  * function run in one trampoline invocation and get the same context pointer,
@@ -16,110 +14,53 @@
 #include "kernel.h"
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
-#include "shared.bpf.h"
-#include "inflight.bpf.h"
-
-/* Which of the span's functions it is. */
-const volatile __u32 part = 0;
-/* Number of argument words; the return value lies behind them. */
-const volatile __u32 arg_words = 0;
-/* The argument word that is a struct sk_buff *; >= arg_words: there is none. */
-const volatile __u32 skb_word = 0;
-/* The word of which the fingerprint is made; >= arg_words: there is none. */
-const volatile __u32 fingerprint_word = 0;
-/* Non-zero where the function returns a value. */
-const volatile __u32 returns = 0;
-/* Only calls that meet this are measured; enum condition. */
-const volatile __u32 condition = 0;
-/* The word of the argument that it is about. */
-const volatile __u32 condition_word = 0;
-/* The netfilter hook (NF_INET_...) that CONDITION_NF_HOOK asks for. */
-const volatile __u32 nf_hook = 0;
-
-enum condition {
-	CONDITION_NONE,
-	CONDITION_TC_INGRESS, /* the packet came in by tc */
-	CONDITION_TC_EGRESS,
-	CONDITION_NF_HOOK,    /* the struct nf_hook_state is of one hook of IPv4 or IPv6 */
-};
+#include <bpf/bpf_endian.h>
+#include "call.bpf.h"
 
 /*
- * A struct only gets into the object's type information, with which the Rust
- * side compares its own layout, by way of a global of its type.
+ * A value that is the same at both ends of a call, and mostly another in another
+ * call: what it works on. Where an exit and then a start were skipped by the
+ * kernel's recursion guard, the stale start is recognised by it. Mostly: a thread
+ * may well call the function with the same argument again, see is_certain().
  */
-const volatile struct dwell_record record_layout = {};
-
-/* Read at the start: by the exit the callee may have freed the packet. */
-static __always_inline __u32 skb_len(const __u64 *ctx)
+static __always_inline __u64 fingerprint(const __u64 *ctx)
 {
-	struct sk_buff *skb;
+	return scalar(ctx_word(ctx, fingerprint_word));
+}
 
-	if (skb_word >= arg_words)
+/*
+ * Which task it is, and how often it has been switched out: what stays the same
+ * over a call was on its CPU all the time.
+ */
+static __always_inline __u64 stint(const struct task_struct *task)
+{
+	if (!task)
 		return 0;
-	skb = (struct sk_buff *)ctx_word(ctx, skb_word);
-	return skb ? skb->len : 0;
-}
-
-static __always_inline int is_wanted(const __u64 *ctx)
-{
-	const struct nf_hook_state *hook;
-	const struct sk_buff *skb;
-	int ingress;
-
-	switch (condition) {
-	case CONDITION_TC_INGRESS:
-	case CONDITION_TC_EGRESS:
-		skb = (const struct sk_buff *)ctx_word(ctx, condition_word);
-		if (!skb)
-			return 0;
-		ingress = BPF_CORE_READ_BITFIELD(skb, tc_at_ingress);
-		return ingress == (condition == CONDITION_TC_INGRESS);
-	case CONDITION_NF_HOOK:
-		hook = (const struct nf_hook_state *)ctx_word(ctx, condition_word);
-		return hook && hook->hook == nf_hook && (hook->pf == NFPROTO_IPV4 || hook->pf == NFPROTO_IPV6);
-	}
-	return 1;
+	/* Its number as well: the next task may get the place, the stack and the counts of one that has died. */
+	return scalar((__u64)task) + ((__u64)task->pid << 32) + task->nvcsw + task->nivcsw;
 }
 
 /*
- * A value that is the same at both ends of a call, and mostly another in
- * another call: which thread, and what it works on. Where an exit and then a
- * start were skipped by the kernel's recursion guard, the stale start is
- * recognised by it. Mostly: a thread may well call the function with the same
- * argument again, see is_certain().
+ * Which of two kinds a start is, is told by its fingerprint, so that the exit that
+ * looks for one of the kind takes no extra step: of a careful one it is inverted.
  */
-static __always_inline __u64 fingerprint(const __u64 *ctx, __u32 tid)
+static __always_inline __u64 careful(__u64 fingerprint)
 {
-	__u32 argument = 0;
-
-	if (fingerprint_word < arg_words)
-		argument = address(ctx_word(ctx, fingerprint_word));
-	return (__u64)tid << 32 | argument;
-}
-
-/*
- * How often a task has been switched out: what stays the same over a call was
- * on its CPU all the time.
- */
-static __always_inline __u16 switches(const struct task_struct *task)
-{
-	return task ? task->nvcsw + task->nivcsw : 0;
+	return ~fingerprint;
 }
 
 static __always_inline struct run run_of(const __u64 *ctx, const struct task_struct *task)
 {
 	__u32 cpu = bpf_get_smp_processor_id();
-	/* User space's tid; 0 on every CPU's idle task. */
-	__u32 tid = task ? (__u32)task->pid : (__u32)bpf_get_current_pid_tgid();
 
 	return (struct run){
 		.ctx = ctx,
 		.task = task,
-		.key = address((__u64)ctx),
-		.fingerprint = fingerprint(ctx, tid),
+		.key = key_of_frame(ctx),
+		.fingerprint = careful(fingerprint(ctx)),
+		.stint = stint(task),
 		.counters = counters_of(cpu),
 		.cpu = cpu,
-		.switches = switches(task),
 	};
 }
 
@@ -131,7 +72,7 @@ static __always_inline int is_on_own_stack(const struct run *run)
 {
 	const __u64 smallest_stack = 16384;
 
-	return run->key - address((__u64)run->task->stack) < smallest_stack;
+	return address((__u64)run->ctx) - address((__u64)run->task->stack) < smallest_stack;
 }
 
 /*
@@ -144,116 +85,53 @@ static __always_inline int is_on_own_stack(const struct run *run)
  * this task before the preemption, so it has been switched out since. And in an
  * interrupt the frame is on another stack.
  *
- * What isn't certain is for the reader to decide, by what the kernel skipped.
+ * What isn't certain is for user space to decide, by what the kernel skipped.
  */
 static __always_inline int is_certain(const struct run *run, const struct dwell_start *start)
 {
 	/* No kernel that lacks the pointer skips anything. */
 	if (!run->task)
 		return 1;
-	return start->switches == run->switches && is_on_own_stack(run);
+	return start->stint == run->stint && is_on_own_stack(run);
 }
 
-static __always_inline void emit(const struct run *run, const struct dwell_start *start, __u64 now)
+static __always_inline void finish(const struct run *run, const struct dwell_start *start, __u64 now, int has_cmpxchg)
 {
-	struct dwell_record *r = bpf_ringbuf_reserve(&dwell_ring, sizeof(*r), 0);
-	const __u64 *ctx = run->ctx;
+	int is_careful = start->fingerprint == run->fingerprint;
 
-	if (!r) {
-		count(&run->counters->ring_dropped);
+	/* It began before the probe was switched on. */
+	if (!start->ns)
 		return;
-	}
-	r->start_ns = start->ns;
-	r->latency_ns = now - start->ns;
-	r->ret = returns ? ctx_word(ctx, arg_words) : 0;
-	r->skb = skb_word < arg_words ? ctx_word(ctx, skb_word) : 0;
-	r->span = span;
-	r->part = part;
-	r->cpu_start = start->cpu;
-	r->cpu_end = run->cpu;
-	r->len = start->len;
-	r->suspect = !is_certain(run, start);
-	identify(r, run->task);
-	bpf_ringbuf_submit(r, wake_flag());
-}
-
-static __always_inline void finish(const struct run *run, const struct dwell_start *start, __u64 now)
-{
 	/*
-	 * Another call's start (see fingerprint()), or a clock that went
-	 * backwards, which the kernel's fast clock may across an NMI: no
-	 * latency is better than a wrong one.
+	 * Another call's start (see fingerprint()), or a clock that went backwards,
+	 * which the kernel's fast clock may across an NMI: no latency is better than
+	 * a wrong one.
 	 */
-	if (start->fingerprint != run->fingerprint || now < start->ns) {
+	if ((!is_careful && careful(start->fingerprint) != run->fingerprint) || now < start->ns)
 		count(&run->counters->mismatched);
-		return;
-	}
-	if (is_expired(start, now)) {
-		count(&run->counters->expired);
-		return;
-	}
-	count(&run->counters->completed);
-	emit(run, start, now);
-}
-
-static __always_inline void no_start(const struct run *run)
-{
-	/* Under a condition it may be a call that isn't wanted. */
-	if (condition == CONDITION_NONE)
-		count(&run->counters->unmatched);
-}
-
-static __always_inline void start_in_hash(const struct run *run, __u32 len)
-{
-	__u64 key = run->key;
-	struct dwell_start empty = {}, *start;
-	long exists;
-
-	/* Before it can be found, so that who looks for it doesn't leave it out. */
-	add(&state.overflow_live, 1);
-	exists = bpf_map_update_elem(&dwell_overflow, &key, &empty, BPF_NOEXIST);
-	if (exists)
-		add(&state.overflow_live, -1);
-	/* Filled in place, so that the map's own cost lies outside the span. */
-	start = bpf_map_lookup_elem(&dwell_overflow, &key);
-	if (!start) {
-		count(&run->counters->untracked);
-		return;
-	}
-	if (exists)
-		count(&run->counters->overwritten);
-	fill(start, run, len);
-	seal(start, key);
-}
-
-/* Of a start that lost its exit. */
-static __always_inline void overwrite(const struct run *run, const struct dwell_start *stale)
-{
-	if (max_age_ns && is_expired(stale, bpf_ktime_get_ns()))
-		count(&run->counters->expired);
 	else
-		count(&run->counters->overwritten);
+		complete(run, start, now, is_careful && is_certain(run, start), has_cmpxchg);
 }
 
 /*
  * A start that still holds this very frame lost its exit, as happens to calls
  * in flight when somebody attaches to or detaches from the function: the frame
  * is a new call's now. It is looked for in both stores.
+ *
+ * A call that comes while the probe is off is noted as well, as one of no time, so
+ * that its exit meets neither a stale start nor none.
  */
-SEC("fentry")
-int call_entry(__u64 *ctx)
+static __always_inline int enter(const __u64 *ctx)
 {
 	struct dwell_slot *set, *slot;
 	struct dwell_start stale;
 	struct run run;
 	int wanted;
 
-	if (!is_on())
-		return 0;
 	run = run_of(ctx, bpf_get_current_task_btf());
 	if (state.overflow_live && take_from_hash(&run, &stale))
 		overwrite(&run, &stale);
-	set = set_of(run.key);
+	set = set_of_frame(run.key);
 	slot = find(set, run.key);
 	if (slot)
 		overwrite(&run, &slot->start);
@@ -264,9 +142,19 @@ int call_entry(__u64 *ctx)
 			release(slot);
 		return 0;
 	}
-	count(&run.counters->started);
 	if (!slot)
 		slot = claim(set, run.key);
+	if (!probe_on) {
+		if (slot) {
+			slot->start.fingerprint = run.fingerprint;
+			slot->start.ns = 0;
+		} else {
+			count(&run.counters->unseen);
+		}
+		return 0;
+	}
+	count(&run.counters->started);
+	run.group = call_group(ctx);
 	if (slot)
 		fill(&slot->start, &run, skb_len(ctx));
 	else
@@ -274,28 +162,135 @@ int call_entry(__u64 *ctx)
 	return 0;
 }
 
-SEC("fexit")
-int call_exit(__u64 *ctx)
+/* An end without a start: its entry was skipped, or found no room. From here on pairs are looked at more closely. */
+static __always_inline void skipped_start(const struct run *run)
 {
-	__u64 now = bpf_ktime_get_ns();
+	if (!probe_on)
+		return;
+	no_start(run);
+	if (condition == CONDITION_NONE && probe_on == DWELL_ON)
+		__sync_val_compare_and_swap(&probe_on, DWELL_ON, DWELL_CAREFUL);
+}
+
+/* A call that began while the probe was on counts, also when it ends after that. */
+static __always_inline int leave(const __u64 *ctx, __u64 now)
+{
 	struct dwell_slot *slot;
 	struct dwell_start start;
 	struct run run;
 
-	if (!is_on())
-		return 0;
 	run = run_of(ctx, bpf_get_current_task_btf());
-	slot = find(set_of(run.key), run.key);
+	slot = find(set_of_frame(run.key), run.key);
 	if (slot) {
 		start = slot->start;
 		release(slot);
-		finish(&run, &start, now);
+		finish(&run, &start, now, 1);
 	} else if (state.overflow_live && take_from_hash(&run, &start)) {
-		finish(&run, &start, now);
+		finish(&run, &start, now, 1);
 	} else {
-		no_start(&run);
+		skipped_start(&run);
 	}
 	return 0;
+}
+
+SEC("fentry")
+int call_entry(__u64 *ctx)
+{
+	return enter(ctx);
+}
+
+SEC("fexit")
+int call_exit(__u64 *ctx)
+{
+	return leave(ctx, bpf_ktime_get_ns());
+}
+
+/*
+ * The same where nothing is asked for that isn't mostly: no condition, no group, no
+ * bound on the age, a whole table, and a fingerprint of the first argument, which,
+ * if there are events, is the packet. What isn't in .rodata needn't be loaded from
+ * there, and a start is mostly in the first place of its set. All else is left to
+ * the functions above.
+ *
+ * A stale start of this very frame further back in the set stays there, and doesn't
+ * matter: the exit finds the first. Should this call have gone further back itself,
+ * enter() has thrown the other away.
+ *
+ * Nor is it asked whether each pair is certain, as long as nothing has been skipped:
+ * user space believes them all if so. The first exit without a start shows that it
+ * isn't so any more, and all calls that begin from then on are left to the above.
+ */
+FUNCTION int enter_elsewhere(const __u64 *ctx)
+{
+	return enter(ctx);
+}
+
+FUNCTION int leave_elsewhere(const __u64 *ctx, __u64 now)
+{
+	return leave(ctx, now);
+}
+
+static __always_inline int enter_lean(const __u64 *ctx, enum events events)
+{
+	__u64 key = key_of_frame(ctx);
+	struct dwell_slot *slot = whole_set_of_frame(key);
+
+	if (probe_on != DWELL_ON || !take_free(slot, key))
+		return enter_elsewhere(ctx);
+	slot->starts++;
+	slot->start.fingerprint = scalar(ctx[0]);
+	if (events != NO_EVENTS)
+		note_packet(&slot->start, ctx);
+	slot->start.ns = bpf_ktime_get_ns();
+	return 0;
+}
+
+static __always_inline int leave_lean(const __u64 *ctx, enum events events)
+{
+	__u64 now = bpf_ktime_get_ns(), start_ns, latency;
+	__u64 key = key_of_frame(ctx);
+	struct dwell_slot *slot = whole_set_of_frame(key);
+
+	if (slot->key != key || slot->start.fingerprint != scalar(ctx[0]))
+		return leave_elsewhere(ctx, now);
+	start_ns = slot->start.ns;
+	if (now < start_ns || start_ns < doubtful_before)
+		return leave_elsewhere(ctx, now);
+	latency = now - start_ns;
+	add_to_row(UNCERTAIN, latency, 1);
+	emit_lean(ctx, slot, latency, 0, events);
+	release(slot);
+	return 0;
+}
+
+SEC("fentry")
+int call_entry_lean(__u64 *ctx)
+{
+	return enter_lean(ctx, NO_EVENTS);
+}
+
+SEC("fexit")
+int call_exit_lean(__u64 *ctx)
+{
+	return leave_lean(ctx, NO_EVENTS);
+}
+
+SEC("fentry")
+int call_entry_lean_skb(__u64 *ctx)
+{
+	return enter_lean(ctx, SOME_EVENTS);
+}
+
+SEC("fexit")
+int call_exit_lean_some(__u64 *ctx)
+{
+	return leave_lean(ctx, SOME_EVENTS);
+}
+
+SEC("fexit")
+int call_exit_lean_all(__u64 *ctx)
+{
+	return leave_lean(ctx, ALL_EVENTS);
 }
 
 /*
@@ -308,7 +303,7 @@ int call_entry_hash(__u64 *ctx)
 	struct dwell_start stale;
 	struct run run;
 
-	if (!is_on())
+	if (!probe_on)
 		return 0;
 	run = run_of(ctx, 0);
 	if (!is_wanted(ctx)) {
@@ -317,6 +312,7 @@ int call_entry_hash(__u64 *ctx)
 		return 0;
 	}
 	count(&run.counters->started);
+	run.group = call_group(ctx);
 	start_in_hash(&run, skb_len(ctx));
 	return 0;
 }
@@ -328,11 +324,11 @@ int call_exit_hash(__u64 *ctx)
 	struct dwell_start start;
 	struct run run;
 
-	if (!is_on())
+	if (!probe_on)
 		return 0;
 	run = run_of(ctx, 0);
 	if (take_from_hash(&run, &start))
-		finish(&run, &start, now);
+		finish(&run, &start, now, 0);
 	else
 		no_start(&run);
 	return 0;

@@ -146,6 +146,14 @@ static __always_inline void to_ipv4(__u8 *address)
 	words[3] = 0;
 }
 
+/* What stands for a TCP socket before and after its time has less of a struct sock. */
+static __always_inline __u8 protocol_of_sock(const struct sock *sk)
+{
+	__u8 state = sk->__sk_common.skc_state;
+
+	return state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV ? IPPROTO_TCP : sk->sk_protocol;
+}
+
 /*
  * The flow of what a socket sends; 0 if it has no peer. Read through typed
  * pointers, so that this works under lockdown, too.
@@ -158,11 +166,7 @@ static __always_inline int flow_of_sock(const struct sock *sk, struct dwell_flow
 	if (!flow->dport)
 		return 0;
 	flow->sport = bpf_htons(common->skc_num);
-	/* What stands for a TCP socket before and after its time has less of a struct sock. */
-	if (common->skc_state == TCP_TIME_WAIT || common->skc_state == TCP_NEW_SYN_RECV)
-		flow->protocol = IPPROTO_TCP;
-	else
-		flow->protocol = sk->sk_protocol;
+	flow->protocol = protocol_of_sock(sk);
 	if (common->skc_family == AF_INET) {
 		*(__u32 *)flow->saddr = common->skc_rcv_saddr;
 		*(__u32 *)flow->daddr = common->skc_daddr;

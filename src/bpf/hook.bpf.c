@@ -13,20 +13,14 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
-#include "shared.bpf.h"
-#include "inflight.bpf.h"
-#include "flow.bpf.h"
+#include "histogram.bpf.h"
+#include "ring.bpf.h"
 
 #define HOOKS 10
-/*
- * What is large is a function of its own, once in the object and not once for
- * each hook: that makes attaching faster, and costs a call.
- */
-#define FUNCTION static __attribute__((noinline))
 
 /* What makes a program that of its hook. */
 struct hook {
-	__u32 part;        /* its number in the span */
+	__u32 end;         /* its number among the ends of the probe */
 	__u32 role;        /* what happens here to the span: enum role */
 	__u32 key_source;  /* what matches the ends: enum key_source, */
 	__u32 key_word;    /* made of this word of the context */
@@ -36,6 +30,8 @@ struct hook {
 	__u32 reason_word; /* and the word that is the kernel's reason */
 	__u32 reversed;    /* the packet here flows the other way */
 	__u32 late;        /* the packet may be gone, so it isn't read */
+	__u32 group_source; /* a start: where its group is found, enum group_source, */
+	__u32 group_word;  /* in this word; NO_WORD: it has none */
 };
 
 const volatile struct hook hooks[HOOKS] = {};
@@ -80,8 +76,6 @@ struct at {
 	struct dwell_flow flow;
 };
 
-/* No word of the context: it has 12 arguments at most, and the value returned. */
-#define NO_WORD 13
 /* The key of a slot that somebody is working on. No key has this value. */
 #define BUSY 1
 /* Where a function returns a pointer, the last page of addresses are errors. */
@@ -172,32 +166,27 @@ static __always_inline __u32 skb_len(const struct at *at)
 {
 	struct sk_buff *skb;
 
-	if (!at->typed || at->hook->late || at->hook->skb_word >= NO_WORD)
+	if (!wants_events || !at->typed || at->hook->late || at->hook->skb_word >= NO_WORD)
 		return 0;
 	skb = (struct sk_buff *)ctx_word(at->run.ctx, at->hook->skb_word);
 	return skb ? skb->len : 0;
 }
 
-static __always_inline __u64 word_or_0(const struct at *at, __u32 word)
+static __always_inline void emit(const struct at *at, const struct dwell_start *start, __u64 latency, int in_table)
 {
-	return word < NO_WORD ? ctx_word(at->run.ctx, word) : 0;
-}
-
-static __always_inline void emit(const struct at *at, const struct dwell_start *start, __u64 now)
-{
-	struct dwell_keyed_record *r = bpf_ringbuf_reserve(&dwell_ring, sizeof(*r), 0);
+	struct place place = reserve(at->run.cpu, sizeof(struct dwell_keyed_record), ring_stride, in_table);
 	const volatile struct hook *hook = at->hook;
+	struct dwell_keyed_record *r = place.record;
 
 	if (!r) {
 		count(&at->run.counters->ring_dropped);
 		return;
 	}
 	r->record.start_ns = start->ns;
-	r->record.latency_ns = now - start->ns;
-	r->record.ret = word_or_0(at, hook->return_word);
-	r->record.skb = word_or_0(at, hook->skb_word);
-	r->record.span = span;
-	r->record.part = hook->part;
+	r->record.latency_ns = latency;
+	r->record.ret = ctx_word(at->run.ctx, hook->return_word);
+	r->record.skb = ctx_word(at->run.ctx, hook->skb_word);
+	r->record.end = hook->end;
 	r->record.cpu_start = start->cpu;
 	r->record.cpu_end = at->run.cpu;
 	r->record.len = start->len;
@@ -205,14 +194,15 @@ static __always_inline void emit(const struct at *at, const struct dwell_start *
 	identify(&r->record, at->run.task);
 	r->key = at->run.key;
 	r->outcome = hook->role == ROLE_ABANDON ? hook->outcome : DWELL_REACHED;
-	r->reason = hook->role == ROLE_ABANDON ? word_or_0(at, hook->reason_word) : 0;
+	r->reason = hook->role == ROLE_ABANDON ? ctx_word(at->run.ctx, hook->reason_word) : 0;
 	r->flow = at->flow;
-	bpf_ringbuf_submit(r, wake_flag());
+	submit(&place, in_table);
 }
 
-FUNCTION int finish(const struct at *at, const struct dwell_start *start, __u64 now)
+static __always_inline int finish(const struct at *at, const struct dwell_start *start, __u64 now, int in_table)
 {
 	struct dwell_counters *counters = at->run.counters;
+	__u64 latency = now - start->ns;
 
 	/*
 	 * Another flow's start, whose key is the same by chance; one that is being
@@ -227,15 +217,25 @@ FUNCTION int finish(const struct at *at, const struct dwell_start *start, __u64 
 		count(&counters->expired);
 		return 0;
 	}
-	if (at->hook->role == ROLE_ABANDON) {
+	if (at->hook->role == ROLE_ABANDON)
 		count(&counters->abandoned);
-		if (!emit_abandoned)
-			return 0;
-	} else {
-		count(&counters->completed);
-	}
-	emit(at, start, now);
+	else if (!record_latency(&at->run, start, latency, !suspect, in_table))
+		return 0;
+	if ((at->hook->role != ROLE_ABANDON || emit_abandoned) && wants_events &&
+	    is_wanted_event(counters, now, latency))
+		emit(at, start, latency, in_table);
 	return 0;
+}
+
+/* Once for kernels with compare-and-swap, and once for those that don't know the instruction. */
+FUNCTION int finish_from_table(const struct at *at, const struct dwell_start *start, __u64 now)
+{
+	return finish(at, start, now, 1);
+}
+
+FUNCTION int finish_from_hash(const struct at *at, const struct dwell_start *start, __u64 now)
+{
+	return finish(at, start, now, 0);
 }
 
 /* Of a start that a later one of its key takes the place of. */
@@ -410,7 +410,7 @@ static __always_inline int at_hook(const __u64 *ctx, const struct task_struct *t
 	struct run *run = &at.run;
 	struct dwell_start start;
 
-	if (!is_on())
+	if (!probe_on)
 		return 0;
 	run->cpu = bpf_get_smp_processor_id();
 	run->counters = counters_of(run->cpu);
@@ -421,13 +421,19 @@ static __always_inline int at_hook(const __u64 *ctx, const struct task_struct *t
 	}
 	if (hook->role == ROLE_START) {
 		count(&run->counters->started);
+		if (group_by && typed && hook->group_word < NO_WORD)
+			run->group = group_of(ctx, hook->group_source, hook->group_word);
 		if (in_table)
 			start_in_table(run, skb_len(&at));
 		else if (!is_kept_in_hash(run))
 			insert_in_hash(run, skb_len(&at), 0);
 	} else if (in_table ? take_from_table(run, &start) : take_from_hash(run, &start)) {
 		/* Most that goes is in no span: only what is needs the time. */
-		finish(&at, &start, hook->role == ROLE_END ? now : bpf_ktime_get_ns());
+		now = hook->role == ROLE_END ? now : bpf_ktime_get_ns();
+		if (in_table)
+			finish_from_table(&at, &start, now);
+		else
+			finish_from_hash(&at, &start, now);
 	} else if (hook->role == ROLE_END) {
 		count(&run->counters->unmatched);
 	}

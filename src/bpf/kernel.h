@@ -27,11 +27,13 @@ typedef __u32 __wsum;
 enum {
 	BPF_MAP_TYPE_HASH = 1,
 	BPF_MAP_TYPE_ARRAY = 2,
+	BPF_MAP_TYPE_PERCPU_ARRAY = 6,
 	BPF_MAP_TYPE_RINGBUF = 27,
 };
 
 enum {
 	BPF_NOEXIST = 1,
+	BPF_F_MMAPABLE = 1 << 10,
 };
 
 enum {
@@ -66,6 +68,7 @@ struct sock_common {
 	__u16 skc_num; /* the local port, in host byte order */
 	unsigned short skc_family;
 	volatile unsigned char skc_state;
+	int skc_bound_dev_if;
 	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
 };
@@ -79,8 +82,13 @@ struct socket {
 	struct sock *sk;
 };
 
+struct net_device {
+	int ifindex;
+};
+
 struct sk_buff {
 	struct sock *sk;
+	struct net_device *dev;
 	unsigned int len;
 	__u8 tc_at_ingress : 1;
 	__u16 network_header; /* an offset from head */

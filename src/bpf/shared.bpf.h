@@ -5,60 +5,40 @@
 
 #include "dwell.h"
 
-/* The span's index in its probe. */
-const volatile __u32 span = 0;
-
-struct {
-	__uint(type, BPF_MAP_TYPE_RINGBUF);
-	__uint(max_entries, 4 << 20);
-} dwell_ring SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, DWELL_CONTROLS);
-	__type(key, __u32);
-	__type(value, __u64);
-} dwell_control SEC(".maps");
-
-/* The kernel's verifier turns this look-up into an addition. */
-static __always_inline __u64 *control(__u32 which)
-{
-	return bpf_map_lookup_elem(&dwell_control, &which);
-}
+/*
+ * What is large is a function of its own, once in the object and not once for
+ * each program: that makes attaching faster, and costs a call.
+ */
+#define FUNCTION static __attribute__((noinline))
 
 /*
- * On from when every hook of the probe is live, so that all spans see the same,
- * until it stops. Every program looks, also those that end a span: what comes
+ * enum dwell_on. On from when every hook of the probe is live, so that all spans
+ * see the same, until it stops. Programs look, also those that end a span: what comes
  * after a start or a release that went unseen because it was off finds it off as
- * well, so nothing is matched with what it left behind.
+ * well, so nothing is matched with what it left behind. (The exits of calls needn't:
+ * see enter() in call.bpf.c.)
+ *
+ * All objects of a probe have the same map behind these two sections, which are
+ * apart so that user space can write each without touching the other.
  */
-static __always_inline int is_on(void)
-{
-	__u64 *on = control(DWELL_ON);
+volatile __u64 probe_on SEC(".data.on") = 0;
+/* The reader sleeps, and the next record must wake it. */
+volatile __u64 reader_sleeps SEC(".data.wake") = 0;
 
-	return on && *on;
-}
-
-/* The reader polls; a record wakes it only where it said that it sleeps. */
-static __always_inline __u64 wake_flag(void)
-{
-	__u64 *wake = control(DWELL_WAKE);
-
-	if (!wake || !*wake)
-		return BPF_RB_NO_WAKEUP;
-	*wake = 0;
-	return BPF_RB_FORCE_WAKEUP;
-}
-
-/* Who runs it; task is NULL where the kernel has no pointer to offer. */
+/* Who runs it; task is NULL where the kernel has no pointer to offer, or it isn't to be followed. */
 static __always_inline void identify(struct dwell_record *r, const struct task_struct *task)
 {
+	const __u64 *words;
 	__u64 id;
 
 	if (task) {
 		r->pid = task->tgid;
 		r->tid = task->pid;
-		__builtin_memcpy(r->comm, task->comm, sizeof(r->comm));
+		/* By words: of an array of bytes a compiler makes sixteen copies of a byte. */
+		words = (const __u64 *)task->comm;
+		asm volatile("" : "+r"(words));
+		((__u64 *)r->comm)[0] = words[0];
+		((__u64 *)r->comm)[1] = words[1];
 		return;
 	}
 	id = bpf_get_current_pid_tgid();

@@ -1,94 +1,213 @@
 //! The calls of one function: an object of its own, specialised, loaded, attached, and then reduced to its links and maps.
 
 use std::mem::MaybeUninit;
-use std::os::fd::AsFd as _;
 
-use libbpf_rs::MapHandle;
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 
-use super::room::Room;
-use super::skel;
+use super::object::{Context, NO_WORD, prepare};
 use super::span::{Failure, Part, Step, at, choose, explained};
 use super::state::StateMaps;
-use super::{Shared, nanos};
+use super::{Rings, skel};
 use crate::error::Error;
 use crate::kernel::Return;
-use crate::pairing::Store;
-use crate::plan::{CallPlan, ConditionKind, Role, SpanPlan};
+use crate::pairing::{Pairing, Store};
+use crate::plan::{CallPlan, ConditionKind, Role};
 
-/// Attaches part `part` of span `span`; on failure nothing of it is left.
-pub(super) fn attach(
-    shared: &Shared,
-    (span, part): (usize, usize),
-    plan: &SpanPlan,
-    call: &CallPlan,
-    room: &Room,
-) -> Result<Part, Error> {
+/// Attaches part `part` of a span; on failure nothing of it is left.
+pub(super) fn attach(context: &Context<'_>, part: usize, call: &CallPlan, pairing: Pairing) -> Result<Part, Error> {
     let name = call.function.to_string();
-    explained(&name, Some(&call.function), || load(shared, (span, part), plan, call, room))
+    let load = match pairing {
+        Pairing::Session => load_session,
+        _ => load_frames,
+    };
+    explained(&name, Some(&call.function), || load(context, part, call))
 }
 
-fn load(
-    shared: &Shared,
-    (span, part): (usize, usize),
-    plan: &SpanPlan,
-    call: &CallPlan,
-    room: &Room,
-) -> Result<Part, Failure> {
-    let loading = at(Step::Load);
-    let signature = &call.function.signature;
-    let words = signature.words();
-    let mut object = MaybeUninit::uninit();
-    let mut open = skel::call::CallSkelBuilder::default().open(&mut object).map_err(&loading)?;
-    if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-        rodata.span = span as u32;
-        rodata.part = part as u32;
-        rodata.arg_words = words;
-        // Beyond the arguments: there is none.
-        rodata.skb_word = call.skb_word.unwrap_or(words);
-        // The packet tells calls apart best; else the first argument, which mostly is the object worked on.
-        rodata.fingerprint_word = call.skb_word.unwrap_or(0);
-        rodata.returns = (signature.ret != Return::Void).into();
-        rodata.set_mask = room.set_mask();
-        rodata.max_age_ns = plan.max_age.map_or(0, nanos);
-        if let Some(condition) = call.condition {
-            rodata.condition_word = condition.word;
-            // enum condition in call.bpf.c
-            (rodata.condition, rodata.nf_hook) = match condition.what {
-                ConditionKind::TcIngress => (1, 0),
-                ConditionKind::TcEgress => (2, 0),
-                ConditionKind::NfHook(hook) => (3, hook),
-            };
+/// Which of the programs for frames serve a function.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Build {
+    Full,
+    /// For what is mostly asked for, without events.
+    Lean,
+    /// The same with events, some or all; the first argument is the packet. The latter is for rings of short records.
+    LeanSome,
+    LeanAll,
+    /// For kernels without compare-and-swap.
+    Hash,
+}
+
+/// Which of the programs for sessions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum SessionBuild {
+    /// The cookie holds the time, and nothing else has to be kept.
+    Cookie,
+    CookieLean,
+    /// Whatever else is wanted of the start waits in the table.
+    Table,
+    LeanSome,
+    LeanAll,
+}
+
+impl Build {
+    fn of(context: &Context<'_>, call: &CallPlan) -> Self {
+        let is_lean = is_plain(context, call) && has_first_argument(call) && context.room.is_whole();
+        match (context.room.store, context.plan.events.are_wanted()) {
+            (Store::HashMap, _) => Self::Hash,
+            (Store::Table, false) if is_lean => Self::Lean,
+            (Store::Table, true) if is_lean && call.skb_word.is_some() => {
+                if has_only_events(context) {
+                    Self::LeanAll
+                } else {
+                    Self::LeanSome
+                }
+            }
+            (Store::Table, _) => Self::Full,
         }
     }
-    open.maps.dwell_ring.reuse_fd(shared.ring.as_fd()).map_err(&loading)?;
-    open.maps.dwell_control.reuse_fd(shared.control.as_fd()).map_err(&loading)?;
-    open.maps.dwell_overflow.set_max_entries(room.overflow).map_err(&loading)?;
+}
 
-    let target = call.function.to_string();
-    let progs = &mut open.progs;
-    let (table, hash) = (room.store == Store::Table, room.store == Store::HashMap);
-    for (prog, wanted) in [
-        (&mut progs.call_entry, table),
-        (&mut progs.call_exit, table),
-        (&mut progs.call_entry_hash, hash),
-        (&mut progs.call_exit_hash, hash),
-    ] {
-        choose(prog, wanted.then_some(&target)).map_err(&loading)?;
+impl SessionBuild {
+    fn of(context: &Context<'_>, call: &CallPlan) -> Self {
+        let is_plain = is_plain(context, call);
+        if !context.plan.events.are_wanted() && call.group.is_none() {
+            return if is_plain { Self::CookieLean } else { Self::Cookie };
+        }
+        let is_lean = is_plain && call.skb_word == Some(0) && context.room.is_whole();
+        match (is_lean, has_only_events(context)) {
+            (true, true) => Self::LeanAll,
+            (true, false) => Self::LeanSome,
+            _ => Self::Table,
+        }
     }
+}
 
-    let skel = open.load().map_err(&loading)?;
-    let (entry, exit) = match room.store {
-        Store::Table => (&skel.progs.call_entry, &skel.progs.call_exit),
-        Store::HashMap => (&skel.progs.call_entry_hash, &skel.progs.call_exit_hash),
+/// Whether nothing is asked for that mostly isn't.
+fn is_plain(context: &Context<'_>, call: &CallPlan) -> bool {
+    call.condition.is_none() && call.group.is_none() && context.plan.max_age.is_none()
+}
+
+/// Whether all calls become events, in rings that are for calls alone.
+fn has_only_events(context: &Context<'_>) -> bool {
+    context.plan.events.are_all() && context.shared.rings.as_ref().is_some_and(Rings::is_short)
+}
+
+/// Whether there is one, and it is the packet if any is.
+fn has_first_argument(call: &CallPlan) -> bool {
+    call.function.signature.words() > 0 && call.skb_word.unwrap_or(0) == 0
+}
+
+/// Specialises an opened object for a function. A macro, since each object has a type of its own.
+macro_rules! prepare_call {
+    ($open:expr, $context:expr, $part:expr, $call:expr) => {{
+        prepare!($open, $context);
+        let call: &CallPlan = $call;
+        let signature = &call.function.signature;
+        let words = signature.words();
+        if let Some(rodata) = $open.maps.rodata_data.as_deref_mut() {
+            rodata.end = $context.end_of($part).into();
+            // Behind the arguments.
+            rodata.return_word = if signature.ret == Return::Void { NO_WORD } else { words };
+            rodata.skb_word = call.skb_word.unwrap_or(NO_WORD);
+            // The packet tells calls apart best; else the first argument, which mostly is the object worked on.
+            rodata.fingerprint_word = call.skb_word.unwrap_or(if words > 0 { 0 } else { NO_WORD });
+            if let Some(group) = call.group {
+                (rodata.group_source, rodata.group_word) = (group.source as u32, group.word);
+            }
+            if let Some(condition) = call.condition {
+                rodata.condition_word = condition.word;
+                // enum condition in call.bpf.h
+                (rodata.condition, rodata.nf_hook) = match condition.what {
+                    ConditionKind::TcIngress => (1, 0),
+                    ConditionKind::TcEgress => (2, 0),
+                    ConditionKind::NfHook(hook) => (3, hook),
+                };
+            }
+        }
+    }};
+}
+
+fn loading<T>(work: impl FnOnce() -> libbpf_rs::Result<T>) -> Result<T, Failure> {
+    work().map_err(at(Step::Load))
+}
+
+/// An fentry and an fexit program.
+fn load_frames(context: &Context<'_>, part: usize, call: &CallPlan) -> Result<Part, Failure> {
+    let build = Build::of(context, call);
+    let mut object = MaybeUninit::uninit();
+    let place = &mut object;
+    let skel = loading(move || {
+        let mut open = skel::call::CallSkelBuilder::default().open(place)?;
+        prepare_call!(&mut open, context, part, call);
+        let target = call.function.to_string();
+        let progs = &mut open.progs;
+        for (builds, prog) in [
+            (&[Build::Full][..], &mut progs.call_entry),
+            (&[Build::Full], &mut progs.call_exit),
+            (&[Build::Lean], &mut progs.call_entry_lean),
+            (&[Build::Lean], &mut progs.call_exit_lean),
+            (&[Build::LeanSome, Build::LeanAll], &mut progs.call_entry_lean_skb),
+            (&[Build::LeanSome], &mut progs.call_exit_lean_some),
+            (&[Build::LeanAll], &mut progs.call_exit_lean_all),
+            (&[Build::Hash], &mut progs.call_entry_hash),
+            (&[Build::Hash], &mut progs.call_exit_hash),
+        ] {
+            choose(prog, builds.contains(&build).then_some(&target))?;
+        }
+        open.load()
+    })?;
+    let progs = &skel.progs;
+    let (entry, exit) = match build {
+        Build::Full => (&progs.call_entry, &progs.call_exit),
+        Build::Lean => (&progs.call_entry_lean, &progs.call_exit_lean),
+        Build::LeanSome => (&progs.call_entry_lean_skb, &progs.call_exit_lean_some),
+        Build::LeanAll => (&progs.call_entry_lean_skb, &progs.call_exit_lean_all),
+        Build::Hash => (&progs.call_entry_hash, &progs.call_exit_hash),
     };
-    shared.programs.add(span, Role::Start, entry).map_err(&loading)?;
-    shared.programs.add(span, Role::End, exit).map_err(&loading)?;
-    let state = MapHandle::try_from(&skel.maps.bss).map_err(&loading)?;
-    let overflow = MapHandle::try_from(&skel.maps.dwell_overflow).map_err(&loading)?;
+    let programs = &context.shared.programs;
+    programs.add(context.place.span, Role::Start, entry).map_err(at(Step::Load))?;
+    programs.add(context.place.span, Role::End, exit).map_err(at(Step::Load))?;
+    let maps = &skel.maps;
+    let maps = StateMaps::keep(&maps.bss, &maps.dwell_overflow, &maps.data_doubt, context.plan.max_age);
+    let maps = maps.map_err(at(Step::Load))?;
     let attaching = at(Step::Attach);
     // The exit first, so that every call whose entry is seen can have its exit seen.
     let exit = exit.attach_trace().map_err(&attaching)?;
     let entry = entry.attach_trace().map_err(&attaching)?;
-    Ok(Part { links: vec![exit, entry], maps: StateMaps::new(state, overflow, plan.max_age) })
+    Ok(Part { links: vec![exit, entry], maps })
+}
+
+/// One fsession program.
+fn load_session(context: &Context<'_>, part: usize, call: &CallPlan) -> Result<Part, Failure> {
+    let build = SessionBuild::of(context, call);
+    let mut object = MaybeUninit::uninit();
+    let place = &mut object;
+    let skel = loading(move || {
+        let mut open = skel::session::SessionSkelBuilder::default().open(place)?;
+        prepare_call!(&mut open, context, part, call);
+        let target = call.function.to_string();
+        let progs = &mut open.progs;
+        for (kind, prog) in [
+            (SessionBuild::Cookie, &mut progs.call_session),
+            (SessionBuild::CookieLean, &mut progs.call_session_lean),
+            (SessionBuild::Table, &mut progs.call_session_table),
+            (SessionBuild::LeanSome, &mut progs.call_session_lean_some),
+            (SessionBuild::LeanAll, &mut progs.call_session_lean_all),
+        ] {
+            choose(prog, (kind == build).then_some(&target))?;
+        }
+        open.load()
+    })?;
+    let program = match build {
+        SessionBuild::Cookie => &skel.progs.call_session,
+        SessionBuild::CookieLean => &skel.progs.call_session_lean,
+        SessionBuild::Table => &skel.progs.call_session_table,
+        SessionBuild::LeanSome => &skel.progs.call_session_lean_some,
+        SessionBuild::LeanAll => &skel.progs.call_session_lean_all,
+    };
+    context.shared.programs.add(context.place.span, Role::Start, program).map_err(at(Step::Load))?;
+    let maps = &skel.maps;
+    let maps = StateMaps::keep(&maps.bss, &maps.dwell_overflow, &maps.data_doubt, context.plan.max_age);
+    let maps = maps.map_err(at(Step::Load))?;
+    let link = program.attach_trace().map_err(at(Step::Attach))?;
+    Ok(Part { links: vec![link], maps })
 }

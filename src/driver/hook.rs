@@ -5,47 +5,32 @@ use std::mem::MaybeUninit;
 use std::os::fd::AsFd as _;
 
 use libbpf_rs::skel::{OpenSkel, SkelBuilder as _};
-use libbpf_rs::{Link, MapHandle, OpenObject, OpenProgramMut, ProgramAttachType, ProgramMut};
+use libbpf_rs::{Link, OpenObject, OpenProgramMut, ProgramAttachType, ProgramMut};
 
-use super::room::Room;
+use super::object::{Context, NO_WORD, prepare};
 use super::skel::hook::{HookProgs, HookSkelBuilder, OpenHookProgs, OpenHookSkel, types};
 use super::span::{Part, Step, at, explain, explained};
 use super::state::StateMaps;
-use super::{Shared, messages, nanos, system_error};
+use super::{messages, system_error};
 use crate::error::Error;
 use crate::kernel::Return;
 use crate::pairing::Store;
-use crate::plan::{HookPlan, Role, Site, SpanPlan};
+use crate::plan::{HookPlan, Role, Site};
 use crate::span::Restart;
 use crate::wire::{RawFlow, outcome};
-
-/// No word of the context: `NO_WORD` in `hook.bpf.c`.
-const NO_WORD: u32 = 13;
 
 /// The 32-bit words of a `struct dwell_flow`.
 const FLOW_WORDS: usize = size_of::<RawFlow>() / 4;
 /// The hooks that one object has programs for.
 const HOOKS: usize = 10;
 
-/// The maps that the hooks of a span share.
-struct Maps {
-    state: MapHandle,
-    overflow: MapHandle,
-}
-
 /// Attaches a span's hooks: where a life ends first, then its ends, and its starts last. Nothing counts until the probe
 /// is switched on, nor after it was switched off. On failure nothing is left.
-pub(super) fn attach(
-    shared: &Shared,
-    span: usize,
-    plan: &SpanPlan,
-    hooks: &[HookPlan],
-    room: &Room,
-) -> Result<Part, Error> {
+pub(super) fn attach(context: &Context<'_>, hooks: &[HookPlan]) -> Result<Part, Error> {
     // Keyed at random for each.
     let random = RandomState::new();
     let flow_keys = [0, 1].map(|half| std::array::from_fn(|n| random.hash_one((half, n)) as u32));
-    let object = Object { shared, span, plan, room, flow_keys };
+    let object = Object { context, flow_keys };
     let mut hooks: Vec<(usize, &HookPlan)> = hooks.iter().enumerate().collect();
     hooks.sort_by_key(|(_, hook)| match hook.role {
         Role::Abandon { .. } => 0,
@@ -57,22 +42,24 @@ pub(super) fn attach(
     for hooks in hooks.chunks(HOOKS) {
         object.load(hooks, &mut maps, &mut links)?;
     }
-    let Some(Maps { state, overflow }) = maps else { return Err(Error::config("span", "it has no hooks")) };
-    Ok(Part { links, maps: StateMaps::new(state, overflow, plan.max_age) })
+    let Some(maps) = maps else { return Err(Error::config("span", "it has no hooks")) };
+    Ok(Part { links, maps })
 }
 
 /// What the objects of a span have in common.
 struct Object<'a> {
-    shared: &'a Shared,
-    span: usize,
-    plan: &'a SpanPlan,
-    room: &'a Room,
+    context: &'a Context<'a>,
     flow_keys: [[u32; FLOW_WORDS]; 2],
 }
 
 impl Object<'_> {
     /// Loads up to [`HOOKS`] programs, and attaches them in this order.
-    fn load(&self, hooks: &[(usize, &HookPlan)], maps: &mut Option<Maps>, links: &mut Vec<Link>) -> Result<(), Error> {
+    fn load(
+        &self,
+        hooks: &[(usize, &HookPlan)],
+        maps: &mut Option<StateMaps>,
+        links: &mut Vec<Link>,
+    ) -> Result<(), Error> {
         let mut object = MaybeUninit::uninit();
         let (skel, log) = messages::captured(|| self.open(&mut object, hooks, maps.as_ref()).and_then(OpenSkel::load));
         let skel = skel.map_err(|error| {
@@ -83,7 +70,11 @@ impl Object<'_> {
         for (n, (_, hook)) in hooks.iter().enumerate() {
             let program = programs[self.variant(hook)][n];
             links.push(explained(&hook.site.to_string(), hook.site.function(), || {
-                self.shared.programs.add(self.span, hook.role, program).map_err(at(Step::Load))?;
+                self.context
+                    .shared
+                    .programs
+                    .add(self.context.place.span, hook.role, program)
+                    .map_err(at(Step::Load))?;
                 let link = match &hook.site {
                     Site::Tracepoint(tracepoint) if self.is_plain(hook) => {
                         program.attach_raw_tracepoint(&tracepoint.name)
@@ -94,11 +85,9 @@ impl Object<'_> {
             })?);
         }
         if maps.is_none() {
-            let keep = || {
-                let state = MapHandle::try_from(&skel.maps.bss)?;
-                Ok(Maps { state, overflow: MapHandle::try_from(&skel.maps.dwell_overflow)? })
-            };
-            *maps = Some(keep().map_err(|error| system_error("duplicating a descriptor", &error))?);
+            let max_age = self.context.plan.max_age;
+            let kept = StateMaps::keep(&skel.maps.bss, &skel.maps.dwell_overflow, &skel.maps.data_doubt, max_age);
+            *maps = Some(kept.map_err(|error| system_error("duplicating a descriptor", &error))?);
         }
         Ok(())
     }
@@ -107,31 +96,25 @@ impl Object<'_> {
         &self,
         object: &'o mut MaybeUninit<OpenObject>,
         hooks: &[(usize, &HookPlan)],
-        maps: Option<&Maps>,
+        maps: Option<&StateMaps>,
     ) -> libbpf_rs::Result<OpenHookSkel<'o>> {
-        let Self { shared, plan, room, .. } = self;
+        let plan = self.context.plan;
         let mut open = HookSkelBuilder::default().open(object)?;
+        prepare!(&mut open, self.context);
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
-            rodata.span = self.span as u32;
             rodata.keep_first = (plan.restart == Restart::KeepFirst).into();
             rodata.emit_abandoned = plan.with_abandoned.into();
             rodata.flow_keys = self.flow_keys;
             rodata.guard_head = plan.guard_head.into();
             rodata.suspect = plan.is_doubted().into();
-            rodata.set_mask = room.set_mask();
-            rodata.max_age_ns = plan.max_age.map_or(0, nanos);
             for (config, (part, hook)) in rodata.hooks.iter_mut().zip(hooks) {
-                configure(config, *part, hook);
+                configure(config, self.context.end_of(*part), hook);
             }
         }
-        open.maps.dwell_ring.reuse_fd(shared.ring.as_fd())?;
-        open.maps.dwell_control.reuse_fd(shared.control.as_fd())?;
-        match maps {
-            Some(maps) => {
-                open.maps.bss.reuse_fd(maps.state.as_fd())?;
-                open.maps.dwell_overflow.reuse_fd(maps.overflow.as_fd())?;
-            }
-            None => open.maps.dwell_overflow.set_max_entries(room.overflow)?,
+        if let Some([state, overflow, doubt]) = maps.map(StateMaps::handles) {
+            open.maps.bss.reuse_fd(state.as_fd())?;
+            open.maps.dwell_overflow.reuse_fd(overflow.as_fd())?;
+            open.maps.data_doubt.reuse_fd(doubt.as_fd())?;
         }
         for (variant, programs) in opened(&mut open.progs).into_iter().enumerate() {
             for (n, program) in programs.into_iter().enumerate() {
@@ -152,17 +135,17 @@ impl Object<'_> {
     }
 
     fn is_plain(&self, hook: &HookPlan) -> bool {
-        hook.is_tracepoint() && !self.shared.typed
+        hook.is_tracepoint() && !self.context.shared.typed
     }
 
     /// Which of a hook's programs it is, as `opened` and `loaded` have them.
     fn variant(&self, hook: &HookPlan) -> usize {
-        2 * usize::from(self.is_plain(hook)) + usize::from(self.room.store == Store::HashMap)
+        2 * usize::from(self.is_plain(hook)) + usize::from(self.context.room.store == Store::HashMap)
     }
 }
 
-fn configure(config: &mut types::hook, part: usize, hook: &HookPlan) {
-    config.part = part as u32;
+fn configure(config: &mut types::hook, end: u32, hook: &HookPlan) {
+    config.end = end;
     config.key_source = hook.source as u32;
     config.key_word = hook.key_word;
     config.skb_word = hook.skb_word.unwrap_or(NO_WORD);
@@ -178,6 +161,8 @@ fn configure(config: &mut types::hook, part: usize, hook: &HookPlan) {
     };
     config.reversed = hook.reversed.into();
     config.late = hook.late.into();
+    config.group_source = hook.group.map_or(0, |group| group.source as u32);
+    config.group_word = hook.group.map_or(NO_WORD, |group| group.word);
 }
 
 fn opened<'a, 'o>(progs: &'a mut OpenHookProgs<'o>) -> [[&'a mut OpenProgramMut<'o>; HOOKS]; 4] {

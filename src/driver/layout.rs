@@ -2,8 +2,8 @@
 
 use std::mem::offset_of;
 
-use super::skel::{call, hook};
-use crate::wire::{Counters, KeyedRecord, RawFlow, Record, Slot, Start, State};
+use super::skel::{call, hook, session};
+use crate::wire::{Counters, KeyedRecord, RawFlow, RawHistogram, Record, RingHead, Slot, Start, State};
 
 /// Asserts that two structs have one size, and the named members at the same offsets.
 macro_rules! same_layout {
@@ -23,25 +23,25 @@ same_layout!(
     latency_ns,
     ret,
     skb,
-    span,
-    part,
-    pid,
-    tid,
+    end,
+    suspect,
+    len,
     cpu_start,
     cpu_end,
-    len,
-    suspect,
+    pid,
+    tid,
+    unused,
     comm
 );
 same_layout!(KeyedRecord, hook::types::dwell_keyed_record, record, key, outcome, reason, flow);
 same_layout!(RawFlow, hook::types::dwell_flow, saddr, daddr, sport, dport, version, protocol, unused);
-same_layout!(Start, call::types::dwell_start, ns, fingerprint, len, cpu, switches);
-same_layout!(Slot, call::types::dwell_slot, key, start);
+same_layout!(Start, call::types::dwell_start, ns, fingerprint, stint, len, cpu, group);
+same_layout!(Slot, call::types::dwell_slot, key, start, starts, unused);
 same_layout!(
     Counters,
     call::types::dwell_counters,
     started,
-    completed,
+    emitted,
     unmatched,
     overwritten,
     mismatched,
@@ -50,17 +50,22 @@ same_layout!(
     abandoned,
     expired,
     unkeyed,
+    unseen,
     reserved
 );
-same_layout!(State, call::types::dwell_state, counters, slots, overflow_live);
+same_layout!(RawHistogram, call::types::dwell_histogram, sum, max, min, beyond, buckets);
+same_layout!(RingHead, call::types::dwell_ring_head, head, unused, limit, unused_too);
+same_layout!(State, call::types::dwell_state, slots, counters, overflow_live);
 
 // No padding, as `Plain` demands: the sizes are the sums of the members'.
 const _: () = assert!(size_of::<Record>() == 4 * 8 + 8 * 4 + 16);
 const _: () = assert!(size_of::<KeyedRecord>() == size_of::<Record>() + 8 + 2 * 4 + size_of::<RawFlow>());
 const _: () = assert!(size_of::<RawFlow>() == 2 * 16 + 2 * 2 + 4);
-const _: () = assert!(size_of::<Slot>() == 8 + 2 * 8 + 4 + 2 * 2);
-const _: () = assert!(size_of::<State>() == 128 * 16 * 8 + 4096 * 32 + 8);
+const _: () = assert!(size_of::<Slot>() == 3 * 8 + 4 * 8 + 2 * 4);
+const _: () = assert!(size_of::<State>() == 128 * 16 * 8 + 4096 * 64 + 8);
 
-// What the reader gets of a span is its whole .bss, which both objects have alike.
+// What the reader gets of a span is its whole .bss, which all objects have alike.
 const _: () = assert!(offset_of!(call::types::bss, state) == 0 && size_of::<call::types::bss>() == size_of::<State>());
 const _: () = assert!(offset_of!(hook::types::bss, state) == 0 && size_of::<hook::types::bss>() == size_of::<State>());
+const _: () =
+    assert!(offset_of!(session::types::bss, state) == 0 && size_of::<session::types::bss>() == size_of::<State>());

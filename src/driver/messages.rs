@@ -38,8 +38,9 @@ thread_local! {
 /// Has what libbpf says, while this crate uses it, passed to `hook`; `None`, the default, has it said to nobody.
 ///
 /// For the whole process, from the next [`attach`](crate::LatencyProbeBuilder::attach) on. The hook is called on the
-/// thread that attaches, or that reads for it, with everything down to [`LibbpfLevel::Debug`]; it must not attach a probe itself. A program's
-/// own libbpf print callback is left as it is. What matters for a failure is in the [`Error`](crate::Error) anyway.
+/// thread that attaches, or that reads for it, with everything down to [`LibbpfLevel::Debug`]; it must not attach a
+/// probe itself. A program's own libbpf print callback is left as it is. What matters for a failure is in the
+/// [`Error`](crate::Error) anyway.
 ///
 /// ```
 /// dwell::set_libbpf_log(Some(|level, message| eprint!("libbpf {level:?}: {message}")));

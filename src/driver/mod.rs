@@ -3,31 +3,39 @@
 mod call;
 mod doubt;
 mod hook;
+mod intake;
+mod latencies;
 #[cfg(not(dwell_docs))]
 mod layout;
 mod messages;
+mod object;
 mod reader;
+mod rings;
 mod room;
 mod skel;
 mod span;
 mod state;
+mod tally;
 pub(crate) mod trials;
 
+use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
-use std::time::Duration;
 
 use libbpf_rs::{ErrorExt as _, MapCore as _, MapFlags, MapHandle, MapType, libbpf_sys};
+use rustix::param::page_size;
 
+pub(crate) use latencies::Reading;
 pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub(crate) use reader::Reader;
 pub(crate) use room::choose_store;
-pub(crate) use span::{AttachedSpan, attach};
+pub(crate) use span::{AttachedSpan, Snapshot, attach};
+pub(crate) use tally::{SpanTally, Tally};
 
 use self::state::{Programs, StateMaps};
 use crate::error::{Capability, Error};
 use crate::kernel;
 use crate::pairing::Store;
-use crate::wire::Control;
+use crate::wire::{KeyedRecord, Record, RingHead};
 
 /// The key of an array's only element.
 const FIRST_KEY: [u8; 4] = [0; 4];
@@ -35,42 +43,92 @@ const FIRST_KEY: [u8; 4] = [0; 4];
 /// What all spans of a probe share.
 #[derive(Debug)]
 pub(crate) struct Shared {
-    ring: MapHandle,
-    control: MapHandle,
+    /// Carries the records, or, where there are `rings`, only wakes the reader. `None`: nobody wants events.
+    ring: Option<MapHandle>,
+    rings: Option<Rings>,
+    on: MapHandle,
+    wake: MapHandle,
+    /// That there can ever be: their numbers are below this.
+    cpus: u32,
     store: Store,
     typed: bool,
+    sessions: bool,
     programs: Arc<Programs>,
     watched: Watched,
 }
 
-/// The maps that the reader sweeps from time to time, as long as their spans live.
+/// A ring for each CPU, in one map.
+#[derive(Debug)]
+struct Rings {
+    map: MapHandle,
+    /// A power of two.
+    slots: u32,
+    /// The bytes of a slot.
+    stride: u32,
+}
+
+/// The maps that are swept from time to time, as long as their spans live.
 type Watched = Arc<Mutex<Vec<Weak<StateMaps>>>>;
 
+/// What to create for a probe.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Wishes {
+    /// The rings' size, as asked for; `None`: nobody wants events.
+    pub(crate) ring_bytes: Option<usize>,
+    /// Some spans are between hooks, and have larger records.
+    pub(crate) keyed: bool,
+    /// Tracepoints' arguments can be followed.
+    pub(crate) typed: bool,
+    /// Calls may be paired by sessions.
+    pub(crate) sessions: bool,
+}
+
 impl Shared {
-    /// Creates the maps; `ring_bytes` is a power of two and a multiple of the page size.
-    pub(crate) fn create(ring_bytes: u32, store: Store, typed: bool) -> Result<Self, Error> {
-        let (shared, _) = messages::captured(|| {
-            Ok(Self {
-                ring: create_map(MapType::RingBuf, "dwell_ring", 0, 0, ring_bytes)
-                    .context("creating the ring buffer")?,
-                control: create_map(MapType::Array, "dwell_control", 4, 8, Control::COUNT).context("creating a map")?,
-                store,
-                typed,
-                programs: Arc::default(),
-                watched: Arc::default(),
-            })
-        });
+    pub(crate) fn create(store: Store, wishes: Wishes) -> Result<Self, Error> {
+        let cpus = possible_cpus() as u32;
+        // Tried with libbpf's messages captured, which doesn't nest.
+        let wishes = Wishes { sessions: wishes.sessions && trials::has_sessions(), ..wishes };
+        let (shared, _) = messages::captured(|| Self::create_maps(store, cpus, wishes));
         shared.map_err(|error: libbpf_rs::Error| {
             let action = error.to_string();
             refusal(errno(&error)).unwrap_or_else(|| system_error(&action, &error))
         })
     }
 
-    /// From here on calls count; see `is_on()` in the programs.
+    fn create_maps(store: Store, cpus: u32, wishes: Wishes) -> libbpf_rs::Result<Self> {
+        let flag =
+            |name| create_map(MapType::Array, name, 4, 8, 1, libbpf_sys::BPF_F_MMAPABLE).context("creating a map");
+        let (mut ring, mut rings) = (None, None);
+        if let Some(bytes) = wishes.ring_bytes {
+            let bytes = match store {
+                Store::HashMap => ring_size(bytes),
+                Store::Table => {
+                    rings = Some(Rings::create(bytes, cpus, wishes.keyed).context("creating the rings")?);
+                    page_size() as u32
+                }
+            };
+            ring =
+                Some(create_map(MapType::RingBuf, "dwell_ring", 0, 0, bytes, 0).context("creating the ring buffer")?);
+        }
+        Ok(Self {
+            ring,
+            rings,
+            on: flag(".data.on")?,
+            wake: flag(".data.wake")?,
+            cpus,
+            store,
+            typed: wishes.typed,
+            sessions: wishes.sessions,
+            programs: Arc::default(),
+            watched: Arc::default(),
+        })
+    }
+
+    /// From here on calls count; see `probe_on` in the programs.
     pub(crate) fn switch_on(&self) -> Result<Switch, Error> {
-        let switched = self.control.update(&Control::On.key(), &Control::SET, MapFlags::ANY);
-        let control = switched.and_then(|()| MapHandle::try_from(&self.control));
-        Ok(Switch(control.map_err(|error| system_error("switching the probe on", &error))?))
+        let switched = self.on.update(&FIRST_KEY, &SET, MapFlags::ANY);
+        let on = switched.and_then(|()| MapHandle::try_from(&self.on));
+        Ok(Switch(on.map_err(|error| system_error("switching the probe on", &error))?))
     }
 
     fn watch(&self, maps: &Arc<StateMaps>) {
@@ -78,30 +136,78 @@ impl Shared {
     }
 }
 
+/// That there can ever be, online or not: their numbers are below this.
+pub(crate) fn possible_cpus() -> usize {
+    // It is read from a file that every kernel has; where /sys isn't mounted, there is BTF neither.
+    libbpf_rs::num_possible_cpus().unwrap_or(1).max(1)
+}
+
+impl Rings {
+    /// Together of about this size.
+    fn create(bytes: usize, cpus: u32, keyed: bool) -> libbpf_rs::Result<Self> {
+        let record = if keyed { size_of::<KeyedRecord>() } else { size_of::<Record>() };
+        let stride = (size_of::<u64>() + record) as u32;
+        let slots = slots_of_ring(bytes, cpus, stride);
+        let size = size_of::<RingHead>() as u32 + slots * stride;
+        let map = create_map(MapType::Array, "dwell_rings", 4, size, cpus, libbpf_sys::BPF_F_MMAPABLE)?;
+        Ok(Self { map, slots, stride })
+    }
+
+    /// Whether there is only room for the records of calls.
+    fn is_short(&self) -> bool {
+        self.stride as usize == size_of::<u64>() + size_of::<Record>()
+    }
+}
+
+/// How many records fit into each CPU's share, as a power of two.
+fn slots_of_ring(bytes: usize, cpus: u32, stride: u32) -> u32 {
+    let share = bytes / cpus.max(1) as usize / stride as usize;
+    // The kernel has memory for elements of up to 4 MiB.
+    let most = ((4 << 20) - size_of::<RingHead>()) / stride as usize;
+    let slots = share.clamp(FEWEST_SLOTS, most);
+    1 << slots.ilog2()
+}
+
+/// In each CPU's ring.
+const FEWEST_SLOTS: usize = 8;
+
 /// What switches the programs of a running probe off.
 #[derive(Debug)]
 pub(crate) struct Switch(MapHandle);
 
 impl Switch {
-    /// From here on nothing counts, starts or ends.
+    /// From here on nothing starts, and no span between hooks ends. Calls that have begun may still end.
     pub(crate) fn off(&self) {
         // An update of an existing element of an array takes no memory, and can't fail. If it did, a packet that is freed
         // while the hooks go one by one might lend its start to another.
-        let _ = self.0.update(&Control::On.key(), &Control::CLEAR, MapFlags::ANY);
+        let _ = self.0.update(&FIRST_KEY, &CLEAR, MapFlags::ANY);
     }
 }
 
-/// In the programs 0 means that there is no bound.
-fn nanos(age: Duration) -> u64 {
-    u64::try_from(age.as_nanos()).unwrap_or(u64::MAX).max(1)
-}
+/// The value of the maps that are switches.
+const SET: [u8; 8] = 1_u64.to_ne_bytes();
+const CLEAR: [u8; 8] = 0_u64.to_ne_bytes();
 
-fn create_map(ty: MapType, name: &str, key: u32, value: u32, entries: u32) -> libbpf_rs::Result<MapHandle> {
+fn create_map(ty: MapType, name: &str, key: u32, value: u32, entries: u32, flags: u32) -> libbpf_rs::Result<MapHandle> {
     let options = libbpf_sys::bpf_map_create_opts {
         sz: size_of::<libbpf_sys::bpf_map_create_opts>() as libbpf_sys::size_t,
+        map_flags: flags,
         ..Default::default()
     };
     MapHandle::create(ty, Some(name), key, value, entries, &options)
+}
+
+/// Has the kernel count runs and times of all programs, until what it returns is closed.
+pub(crate) fn enable_statistics() -> Result<OwnedFd, Error> {
+    state::enable_statistics().map_err(|errno| {
+        let lacking = errno == EPERM && kernel::lacks(Capability::SysAdmin);
+        let error = if lacking {
+            Error::no_privilege(vec![Capability::SysAdmin])
+        } else {
+            refusal(errno).unwrap_or_else(|| Error::system("enabling the statistics of programs", errno))
+        };
+        error.with_errno(errno)
+    })
 }
 
 /// What it means that the kernel refuses a process that has the capabilities it was checked for; `None`: that it does.
@@ -134,18 +240,17 @@ fn system_error(action: &str, error: &libbpf_rs::Error) -> Error {
     Error::system(action, errno).with_errno(errno)
 }
 
-/// The ring buffer's size for a wanted number of bytes: the next power of two that is a multiple of the page size.
-pub(crate) fn ring_size(bytes: usize) -> Option<u32> {
-    round_ring(bytes, rustix::param::page_size())
+/// The most bytes that may be asked for the rings of a probe.
+pub(crate) const LARGEST_RINGS: usize = 1 << 30;
+
+/// The kernel's ring buffer's size for a wanted number of bytes: the next power of two that is a multiple of the page
+/// size.
+fn ring_size(bytes: usize) -> u32 {
+    round_ring(bytes, page_size())
 }
 
-fn round_ring(bytes: usize, page: usize) -> Option<u32> {
-    /// The kernel would take 2 GiB, but libbpf maps a ring twice.
-    const LARGEST: usize = 1 << 30;
-    if bytes == 0 || bytes > LARGEST {
-        return None;
-    }
-    u32::try_from(bytes.max(page).next_power_of_two()).ok()
+fn round_ring(bytes: usize, page: usize) -> u32 {
+    bytes.min(LARGEST_RINGS).max(page).next_power_of_two() as u32
 }
 
 #[cfg(test)]
@@ -157,13 +262,23 @@ mod tests {
     fn ring_sizes() {
         for page in [4 << 10, 16 << 10, 64 << 10] {
             for bytes in [1, 4095, 4097, 699_050, 1 << 20, 3 << 20, 1 << 30] {
-                let size = round_ring(bytes, page).unwrap() as usize;
+                let size = round_ring(bytes, page) as usize;
                 assert!(size >= bytes && size.is_power_of_two() && size % page == 0, "{bytes} {page}: {size}");
             }
-            for bytes in [0, (1 << 30) + 1, 1 << 31, u32::MAX as usize, usize::MAX] {
-                assert_eq!(round_ring(bytes, page), None);
+        }
+    }
+
+    /// Each CPU has room for a few records at least, and an element isn't larger than the kernel can have.
+    #[test]
+    fn slots() {
+        for (bytes, cpus) in [(0, 1), (1, 2), (4 << 20, 2), (4 << 20, 512), (1 << 30, 1), (1 << 30, 8192)] {
+            for stride in [88, 144] {
+                let slots = slots_of_ring(bytes, cpus, stride);
+                assert!(slots.is_power_of_two() && slots >= 8, "{bytes} {cpus}");
+                assert!(slots * stride + 128 <= 4 << 20, "{bytes} {cpus}");
             }
         }
+        assert_eq!(slots_of_ring(4 << 20, 2, 88), 16_384);
     }
 
     /// The errno is found however deep it lies.

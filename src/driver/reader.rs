@@ -1,42 +1,47 @@
-//! The thread that reads the ring buffer and fills the channel.
+//! The thread that reads what the programs write.
 
-use std::cell::{Cell, RefCell};
+use std::cell::RefCell;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
 use std::thread::{Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::{Sender, bounded};
+use crossbeam_channel::bounded;
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, RingBuffer, RingBufferBuilder};
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 
-use super::doubt::Doubt;
+use super::intake::Intake;
 use super::messages;
-use super::state::Programs;
-use super::{Shared, Watched, errno, system_error};
-use crate::decode::{Codec, Decoded};
+use super::rings::CpuRings;
+use super::tally::Tally;
+use super::{FIRST_KEY, SET, Shared, Watched, errno, system_error};
+use crate::decode::Codec;
+use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::event::{LatencyEvent, MonotonicTime, Outcome};
-use crate::span::Key;
-use crate::wire::Control;
+use crate::wire::KeyedRecord;
 
 /// Records taken in one go; after each go the wish to stop is looked at.
-const BATCH: usize = 4096;
-/// How long the reader waits after it found records; it doubles each time it finds none.
+const GO: usize = 4096;
+/// How long the reader waits at first; it doubles each time that it finds few records, or none.
 const SHORTEST_PAUSE: Duration = Duration::from_millis(1);
-/// From here on the reader is idle: it asks to be woken by the next record and sleeps.
-const LONGEST_PAUSE: Duration = Duration::from_millis(32);
-/// A program that read the wish to be woken just before it was made submits its record without waking. This is how
-/// long the reader waits for such stragglers.
-const SETTLE: Duration = Duration::from_millis(20);
-/// The longest sleep.
+/// What the longest pause is at least, and at most. If the reader finds none by then it is idle: it asks to be woken by the
+/// next record and sleeps.
+const LONGEST_PAUSE_AT_LEAST: Duration = Duration::from_millis(4);
+const LONGEST_PAUSE_AT_MOST: Duration = Duration::from_millis(16);
+/// Asleep, it looks for the first time after this, and then twice as long after each look.
+const FIRST_LOOK: Duration = Duration::from_millis(20);
+/// The longest sleep,
 const IDLE: Duration = Duration::from_secs(1);
+/// and while events wait for the program to take others first.
+const WATCHFUL: Duration = Duration::from_millis(100);
+/// What the kernel's ring buffer keeps before each record (`BPF_RINGBUF_HDR_SZ`).
+const RING_HEADER: usize = 8;
 /// How often spans are relieved of what has expired.
 const SWEEP: Duration = Duration::from_secs(2);
 
-/// The reader thread. Dropping it stops it, after it has taken all that is in the ring buffer.
+/// The reader thread. Dropping it stops it, after it has taken all that is there.
 #[derive(Debug)]
 pub(crate) struct Reader {
     thread: Option<JoinHandle<()>>,
@@ -51,44 +56,16 @@ struct Stop {
     wake: OwnedFd,
 }
 
-/// What became of the records.
-#[derive(Debug)]
-pub(crate) struct Tally {
-    spans: Vec<SpanTally>,
-    undecodable: AtomicU64,
-}
-
-/// What became of a span's records.
-#[derive(Debug, Default)]
-pub(crate) struct SpanTally {
-    /// Put into the channel.
-    pub(crate) delivered: AtomicU64,
-    /// Found the channel full.
-    pub(crate) channel_dropped: AtomicU64,
-    /// Of no certain pair: completed spans.
-    pub(crate) doubtful: AtomicU64,
-    /// The same of abandoned ones.
-    pub(crate) doubtful_abandoned: AtomicU64,
-}
-
-impl Tally {
-    fn new(spans: usize) -> Self {
-        Self { spans: (0..spans).map(|_| SpanTally::default()).collect(), undecodable: AtomicU64::new(0) }
-    }
-
-    /// Of the span number `index`, which there must be.
-    pub(crate) fn span(&self, index: usize) -> &SpanTally {
-        &self.spans[index]
-    }
-
-    pub(crate) fn undecodable(&self) -> u64 {
-        self.undecodable.load(Ordering::Relaxed)
+impl Stop {
+    fn is_wanted(&self) -> bool {
+        self.wanted.load(Ordering::Acquire)
     }
 }
 
 impl Reader {
-    /// Starts reading the ring of `shared`.
-    pub(crate) fn spawn(shared: &Shared, codec: Codec, sender: Sender<LatencyEvent>) -> Result<Self, Error> {
+    /// Starts reading what comes through `shared`; `None` if nothing does, since nobody wants events.
+    pub(crate) fn spawn(shared: &Shared, codec: Codec, delivery: Delivery) -> Result<Option<Self>, Error> {
+        let Some(ring) = &shared.ring else { return Ok(None) };
         let tally = Arc::new(Tally::new(codec.spans.len()));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {
             let errno = errno.raw_os_error();
@@ -97,17 +74,25 @@ impl Reader {
         let stop = Arc::new(Stop { wanted: AtomicBool::new(false), wake });
         let duplicate =
             |map| MapHandle::try_from(map).map_err(|error| system_error("duplicating a descriptor", &error));
-        let (ring, control) = (duplicate(&shared.ring)?, duplicate(&shared.control)?);
-        let intake = Intake::new(codec, sender, Arc::clone(&tally), Arc::clone(&shared.programs));
+        let (ring, wake_flag) = (duplicate(ring)?, duplicate(&shared.wake)?);
+        let intake = Intake::new(codec, delivery, Arc::clone(&tally), Arc::clone(&shared.programs));
         let watched = Arc::clone(&shared.watched);
+        let rings = shared.rings.as_ref().map(|rings| {
+            let (slots, stride) = (rings.slots as usize, rings.stride as usize);
+            CpuRings::map(&rings.map, shared.cpus as usize, rings.map.value_size() as usize, slots, stride)
+        });
+        let rings = rings.transpose().map_err(|errno| {
+            let errno = errno.raw_os_error();
+            Error::system("mapping the rings", errno).with_errno(errno)
+        })?;
 
         // The thread maps the ring itself, since what it does with the records stays on it.
         let (ready, started) = bounded(1);
         let worker_stop = Arc::clone(&stop);
         let thread = Builder::new().name("dwell-reader".to_owned()).spawn(move || {
-            let worker = Worker::new(&ring, control, worker_stop, intake, watched);
+            let worker = Worker::new(&ring, rings, wake_flag, worker_stop, intake, watched);
             let _ = ready.send(worker.as_ref().map(|_| ()).map_err(errno));
-            if let Ok(worker) = worker {
+            if let Ok(mut worker) = worker {
                 worker.run();
             }
         });
@@ -117,7 +102,7 @@ impl Reader {
         })?;
         let reader = Self { thread: Some(thread), stop, tally };
         match started.recv() {
-            Ok(Ok(())) => Ok(reader),
+            Ok(Ok(())) => Ok(Some(reader)),
             Ok(Err(errno)) => Err(Error::system("mapping the ring buffer", errno).with_errno(errno)),
             Err(_) => Err(Error::system("starting the reader thread", 0)),
         }
@@ -127,7 +112,7 @@ impl Reader {
         &self.tally
     }
 
-    /// Takes what is in the ring buffer, closes the channel and ends. The probe must have been detached.
+    /// Takes what is there, closes the channel and ends. The probe must have been detached.
     pub(crate) fn stop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
         self.stop.wanted.store(true, Ordering::Release);
@@ -144,84 +129,28 @@ impl Drop for Reader {
     }
 }
 
-/// From a record to the channel.
-struct Intake {
-    codec: Codec,
-    sender: Sender<LatencyEvent>,
-    tally: Arc<Tally>,
-    programs: Arc<Programs>,
-    doubts: Vec<Doubt>,
-    /// Spans of which there were records since the last `settle`.
-    seen: Vec<bool>,
-    /// From the first pair that isn't certain by itself on, so that events keep their order.
-    held: Vec<Decoded>,
-}
-
-impl Intake {
-    fn new(codec: Codec, sender: Sender<LatencyEvent>, tally: Arc<Tally>, programs: Arc<Programs>) -> Self {
-        let doubts = codec.spans.iter().map(|_| Doubt::new()).collect();
-        let seen = vec![false; codec.spans.len()];
-        Self { codec, sender, tally, programs, doubts, seen, held: Vec::new() }
-    }
-
-    fn accept(&mut self, bytes: &[u8]) {
-        let Ok(decoded) = self.codec.decode(bytes) else {
-            self.tally.undecodable.fetch_add(1, Ordering::Relaxed);
-            return;
-        };
-        self.seen[decoded.span] = self.codec.spans[decoded.span].doubted;
-        if decoded.suspect || !self.held.is_empty() {
-            self.held.push(decoded);
-        } else {
-            hand_over(decoded, &self.sender, &self.tally);
-        }
-    }
-
-    /// After a go at the ring: decides on the pairs that were held.
-    fn settle(&mut self) {
-        // Also without any to decide on, so that a skip is known close to when it happened.
-        for (span, seen) in self.seen.iter_mut().enumerate().filter(|(_, seen)| **seen) {
-            let calls = self.codec.spans[span].key == Key::Call;
-            let skipped = self.programs.skipped_in_doubt(span, calls);
-            self.doubts[span].note(skipped, MonotonicTime::now());
-            *seen = false;
-        }
-        for decoded in self.held.drain(..) {
-            if !decoded.suspect || self.doubts[decoded.span].is_ruled_out(decoded.event.start) {
-                hand_over(decoded, &self.sender, &self.tally);
-            } else {
-                let tally = &self.tally.spans[decoded.span];
-                let completed = decoded.event.outcome == Outcome::Completed;
-                let counter = if completed { &tally.doubtful } else { &tally.doubtful_abandoned };
-                counter.fetch_add(1, Ordering::Relaxed);
-            }
-        }
-    }
-}
-
-/// Never waits: a slow receiver costs events, not the kernel's time.
-fn hand_over(decoded: Decoded, sender: &Sender<LatencyEvent>, tally: &Tally) {
-    let tally = &tally.spans[decoded.span];
-    let delivered = sender.try_send(decoded.event).is_ok();
-    let counter = if delivered { &tally.delivered } else { &tally.channel_dropped };
-    counter.fetch_add(1, Ordering::Relaxed);
-}
-
 /// What the thread owns.
 struct Worker {
+    /// The kernel's ring buffer. Where there are `rings`, it only wakes the reader.
     ring: RingBuffer<'static>,
-    control: MapHandle,
+    rings: Option<CpuRings>,
+    /// So many records at once are a sign that the rings fill up.
+    many: usize,
+    /// In which a million records a second still find room, as far as may be.
+    longest_pause: Duration,
+    wake_flag: MapHandle,
     stop: Arc<Stop>,
     intake: Rc<RefCell<Intake>>,
     watched: Watched,
     /// When that was done last.
-    swept: Cell<Instant>,
+    swept: Instant,
 }
 
 impl Worker {
     fn new(
-        ring: &MapHandle,
-        control: MapHandle,
+        kernel_ring: &MapHandle,
+        rings: Option<CpuRings>,
+        wake_flag: MapHandle,
         stop: Arc<Stop>,
         intake: Intake,
         watched: Watched,
@@ -236,71 +165,99 @@ impl Worker {
         };
         let (ring, _) = messages::captured(|| {
             let mut builder = RingBufferBuilder::new();
-            builder.add(ring, accept)?;
+            builder.add(kernel_ring, accept)?;
             builder.build()
         });
-        Ok(Self { ring: ring?, control, stop, intake, watched, swept: Cell::new(Instant::now()) })
+        let records_of_ring = || kernel_ring.max_entries() as usize / (RING_HEADER + size_of::<KeyedRecord>());
+        let room = rings.as_ref().map_or_else(records_of_ring, CpuRings::slots);
+        let longest_pause = Duration::from_micros(room as u64).clamp(LONGEST_PAUSE_AT_LEAST, LONGEST_PAUSE_AT_MOST);
+        Ok(Self {
+            ring: ring?,
+            rings,
+            many: room / 8,
+            longest_pause,
+            wake_flag,
+            stop,
+            intake,
+            watched,
+            swept: Instant::now(),
+        })
     }
 
-    fn run(&self) {
+    fn run(&mut self) {
         let mut pause = SHORTEST_PAUSE;
         loop {
             self.sweep();
-            // Asked before taking, so that once it is yes, an empty ring is the end.
-            let stopping = self.stop.wanted.load(Ordering::Acquire);
-            if self.take() {
-                pause = SHORTEST_PAUSE;
-                continue;
+            // Asked before taking, so that once it is yes, what is left to take is the end.
+            let stopping = self.stop.is_wanted();
+            match self.take() {
+                0 if stopping => return,
+                // There may be more.
+                taken if stopping || taken >= GO => {
+                    pause = SHORTEST_PAUSE;
+                    continue;
+                }
+                0 if pause == self.longest_pause => {
+                    self.idle();
+                    pause = SHORTEST_PAUSE;
+                    continue;
+                }
+                // The longer the pauses, the less each record costs; but the rings mustn't get full.
+                taken if taken > self.many => pause = SHORTEST_PAUSE,
+                _ => {}
             }
-            if stopping {
-                return;
-            }
-            if pause <= LONGEST_PAUSE {
-                self.sleep(pause);
-                pause *= 2;
-            } else {
-                self.idle();
-                pause = SHORTEST_PAUSE;
-            }
+            self.sleep(pause);
+            pause = (pause * 2).min(self.longest_pause);
         }
     }
 
     /// Relieves spans of what has expired, if it is time.
-    fn sweep(&self) {
-        if self.swept.get().elapsed() < SWEEP {
+    fn sweep(&mut self) {
+        if self.swept.elapsed() < SWEEP {
             return;
         }
-        self.swept.set(Instant::now());
+        self.swept = Instant::now();
         let mut watched = self.watched.lock().unwrap_or_else(PoisonError::into_inner);
         watched.retain(|maps| maps.upgrade().inspect(|maps| maps.sweep()).is_some());
     }
 
-    /// Takes up to [`BATCH`] records; whether there may be more at once.
-    fn take(&self) -> bool {
-        let any = self.ring.consume_raw_n(BATCH) > 0;
-        if any {
-            self.intake.borrow_mut().settle();
+    /// Takes [`GO`] records or a few more. How many it were; if fewer, then there are no more at the moment.
+    fn take(&mut self) -> usize {
+        if self.rings.as_mut().is_none_or(CpuRings::look) {
+            self.intake.borrow_mut().look();
         }
-        any
+        let mut taken = usize::try_from(self.ring.consume_raw_n(GO)).unwrap_or(0);
+        let mut intake = self.intake.borrow_mut();
+        if let Some(rings) = &mut self.rings {
+            taken += intake.take(rings, GO);
+        }
+        if taken < GO {
+            intake.flush();
+        }
+        taken
     }
 
-    /// Sleeps until a record comes, or for [`IDLE`].
-    fn idle(&self) {
-        loop {
-            self.sweep();
-            self.ask_to_be_woken();
-            for patience in [SETTLE, IDLE] {
-                if self.take() || self.sleep_until_record(patience) || self.stop.wanted.load(Ordering::Acquire) {
-                    return;
-                }
+    /// Sleeps until a record comes, or it is to stop.
+    ///
+    /// A program that read the wish to be woken just before it was made submits its record without waking. So the reader
+    /// looks again, at longer and longer intervals: such a record waits at most as long as its program was held up.
+    fn idle(&mut self) {
+        self.ask_to_be_woken();
+        let mut pause = FIRST_LOOK;
+        while self.take() == 0 && !self.stop.is_wanted() {
+            let longest = if self.intake.borrow().is_pending() { WATCHFUL } else { IDLE };
+            if self.sleep_until_record(pause.min(longest)) {
+                return;
             }
+            pause = (pause * 2).min(IDLE);
+            self.sweep();
         }
     }
 
     /// The program clears this as it wakes the reader.
     fn ask_to_be_woken(&self) {
-        // If this fails the reader isn't woken, and finds the record after IDLE.
-        let _ = self.control.update(&Control::Wake.key(), &Control::SET, MapFlags::ANY);
+        // An update of an array's element can't fail. If it did, the reader would find the record when it looks again.
+        let _ = self.wake_flag.update(&FIRST_KEY, &SET, MapFlags::ANY);
     }
 
     fn sleep(&self, pause: Duration) {

@@ -33,6 +33,11 @@ impl Room {
         }
     }
 
+    /// Whether all of the table is used.
+    pub(super) fn is_whole(&self) -> bool {
+        self.store == Store::Table && 1 << self.log2_sets == SETS
+    }
+
     pub(super) fn set_mask(&self) -> u32 {
         (1 << self.log2_sets) - 1
     }

@@ -9,10 +9,13 @@ mod generated {
     pub(in super::super) mod hook {
         include!(concat!(env!("OUT_DIR"), "/hook.skel.rs"));
     }
+    pub(in super::super) mod session {
+        include!(concat!(env!("OUT_DIR"), "/session.skel.rs"));
+    }
 }
 
 #[cfg(not(dwell_docs))]
-pub(super) use generated::{call, hook};
+pub(super) use generated::{call, hook, session};
 
 /// Documentation needs the names that signatures have, and no more.
 #[cfg(dwell_docs)]

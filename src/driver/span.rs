@@ -1,23 +1,51 @@
 //! Attached spans, and what the kernel's refusals mean.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
 use libbpf_rs::{Link, OpenProgramMut};
 
+use super::latencies::{Latencies, Reading};
+use super::object::Context;
 use super::room::Room;
-use super::state::{Programs, Skipped, Snapshot, StateMaps};
+use super::state::{Counted, Programs, StateMaps};
 use super::{E2BIG, EMFILE, ENFILE, ENOMEM, EPERM, ESRCH, Shared, call, errno, hook, messages, refusal, system_error};
+use crate::cost::ProgramCost;
+use crate::decode::Place;
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
+use crate::histogram::Histogram;
 use crate::kernel::{self, Function};
-use crate::plan::{Body, SpanPlan};
+use crate::pairing::Pairing;
+use crate::plan::{Body, CallPlan, SpanPlan};
+use crate::wire::Counters;
 
 /// An attached span. Dropping it detaches it.
 #[derive(Debug)]
 pub(crate) struct AttachedSpan {
     links: Vec<Link>,
     maps: Vec<Arc<StateMaps>>,
+    latencies: Latencies,
+    /// What was read of them last.
+    last: Mutex<Arc<Reading>>,
     programs: Arc<Programs>,
+    pairing: Pairing,
     index: usize,
+}
+
+/// What the kernel has counted of a span.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Snapshot {
+    pub(crate) counters: Counters,
+    /// Pairs that are believed,
+    pub(crate) completed: u64,
+    /// and those that aren't.
+    pub(crate) doubtful: u64,
+    pub(crate) open: u64,
+    /// Starts that were too old, whether they were met again or not.
+    pub(crate) expired: u64,
+    /// Starts, ends and releases that the kernel kept from the probe.
+    pub(crate) missed: u64,
+    pub(crate) missed_exits: u64,
+    pub(crate) missed_releases: u64,
 }
 
 /// What loading and attaching a part of a span came to.
@@ -26,18 +54,50 @@ pub(super) struct Part {
     pub(super) maps: StateMaps,
 }
 
-/// Loads and attaches the span number `index`; on failure nothing of it is left.
-pub(crate) fn attach(shared: &Shared, index: usize, plan: &SpanPlan, in_flight: u32) -> Result<AttachedSpan, Error> {
+/// Loads and attaches a span; on failure nothing of it is left.
+pub(crate) fn attach(shared: &Shared, place: Place, plan: &SpanPlan, in_flight: u32) -> Result<AttachedSpan, Error> {
     let room = Room::new(in_flight, shared.store);
-    let parts = match &plan.body {
+    let attach_as = |pairing| attach_as(shared, place, plan, &room, pairing);
+    if let Body::Hooks(_) = plan.body {
+        return attach_as(Pairing::Key);
+    }
+    // A function may have no cookie left, or another reason; what counts is what the other way has to say.
+    let session = shared.sessions.then(|| attach_as(Pairing::Session));
+    match session {
+        Some(Ok(span)) => Ok(span),
+        _ => attach_as(Pairing::Frame),
+    }
+}
+
+fn attach_as(
+    shared: &Shared,
+    place: Place,
+    plan: &SpanPlan,
+    room: &Room,
+    pairing: Pairing,
+) -> Result<AttachedSpan, Error> {
+    let has_uncertain = pairing != Pairing::Session;
+    let (latencies, _) = messages::captured(|| Latencies::create(has_uncertain, plan.group_by, plan.max_groups));
+    let latencies = latencies
+        .map_err(|error| refusal(errno(&error)).unwrap_or_else(|| system_error("creating the histograms", &error)))?;
+    let context = Context { shared, place, plan, room, latencies: &latencies };
+    let parts: Result<Vec<Part>, Error> = match &plan.body {
         Body::Calls(calls) => {
-            let attach = |(part, call)| call::attach(shared, (index, part), plan, call, &room);
+            let attach = |(part, call): (usize, &CallPlan)| call::attach(&context, part, call, pairing);
             calls.iter().enumerate().map(attach).collect()
         }
-        Body::Hooks(hooks) => hook::attach(shared, index, plan, hooks, &room).map(|part| vec![part]),
+        Body::Hooks(hooks) => hook::attach(&context, hooks).map(|part| vec![part]),
     };
-    let parts: Vec<Part> = parts.inspect_err(|_| shared.programs.remove(index))?;
-    let mut span = AttachedSpan { links: Vec::new(), maps: vec![], programs: Arc::clone(&shared.programs), index };
+    let parts = parts.inspect_err(|_| shared.programs.remove(place.span))?;
+    let mut span = AttachedSpan {
+        links: Vec::new(),
+        maps: vec![],
+        latencies,
+        last: Mutex::default(),
+        programs: Arc::clone(&shared.programs),
+        pairing,
+        index: place.span,
+    };
     for Part { links, maps } in parts {
         let maps = Arc::new(maps);
         shared.watch(&maps);
@@ -58,10 +118,69 @@ impl AttachedSpan {
         self.index
     }
 
-    /// What the kernel has counted so far.
+    /// How its ends are matched, as it turned out.
+    pub(crate) fn pairing(&self) -> Pairing {
+        self.pairing
+    }
+
+    /// What its starts, ends and releases have taken, if the kernel counts that.
+    pub(crate) fn costs(&self) -> [ProgramCost; 3] {
+        self.programs.costs(self.index)
+    }
+
+    /// The histograms so far.
+    pub(crate) fn read(&self) -> Result<Arc<Reading>, Error> {
+        // Without events there is no thread that does it.
+        self.maps.iter().for_each(|maps| maps.sweep());
+        let calls = self.pairing != Pairing::Key;
+        let reading = self
+            .latencies
+            .read(&self.maps, self.pairing == Pairing::Frame, || self.programs.skipped_in_doubt(self.index, calls))?;
+        let reading = Arc::new(reading);
+        *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Arc::clone(&reading);
+        Ok(reading)
+    }
+
+    /// What the kernel has counted so far. Should it have no memory to hand that over, it is that of the last time.
     pub(crate) fn snapshot(&self) -> Snapshot {
-        let skipped: Skipped = self.programs.skipped(self.index);
-        Snapshot::take(self.maps.iter().map(Arc::as_ref), skipped)
+        let reading =
+            self.read().unwrap_or_else(|_| Arc::clone(&self.last.lock().unwrap_or_else(PoisonError::into_inner)));
+        let Counted { counters, open, expired, .. } = Counted::of(self.maps.iter().map(Arc::as_ref));
+        let skipped = self.programs.skipped(self.index);
+        let mut snapshot = Snapshot {
+            counters,
+            completed: reading.groups.values().map(Histogram::count).sum(),
+            doubtful: reading.doubtful,
+            open,
+            expired: counters.expired + expired,
+            missed: skipped.starts,
+            missed_exits: skipped.ends,
+            missed_releases: skipped.releases,
+        };
+        if self.pairing == Pairing::Session {
+            snapshot.of_session();
+        }
+        snapshot
+    }
+}
+
+impl Snapshot {
+    /// One program sees both ends of a call, and the kernel has one count of its skipped runs; nor does a started call
+    /// wait anywhere. But the program knows of each end whether its start was seen, and all calls end, so that at rest:
+    ///
+    /// - skipped = skipped starts + skipped ends
+    /// - calls = started + skipped starts = ends seen + skipped ends
+    fn of_session(&mut self) {
+        let Self { counters, completed, expired, .. } = *self;
+        // Others haven't met their end, or have, and it is among the `unseen`.
+        let met = completed + counters.mismatched + counters.expired;
+        let lost = counters.overwritten + counters.untracked + (expired - counters.expired);
+        let skipped = self.missed;
+        // Calls that run at this moment look as if their ends had been skipped; without any skipped, nothing was.
+        let starts = (skipped + met + counters.unseen).saturating_sub(counters.started) / 2;
+        self.missed = starts.min(skipped);
+        self.missed_exits = skipped - self.missed;
+        self.open = counters.started.saturating_sub(met + lost);
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::ffi::c_void;
-use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, AsRawFd as _, BorrowedFd, FromRawFd as _, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -10,6 +10,7 @@ use std::time::Duration;
 use libbpf_rs::{ErrorExt as _, MapCore as _, MapFlags, MapHandle, libbpf_sys};
 
 use super::{EMFILE, FIRST_KEY};
+use crate::cost::ProgramCost;
 use crate::event::MonotonicTime;
 use crate::plan::Role;
 use crate::wire::{Counters, Start, State, Summary};
@@ -20,8 +21,9 @@ const SWEPT_AT_ONCE: usize = 8_192;
 /// The maps in which a span's starts wait for their ends: one pair for each function, or for all of a span's hooks.
 #[derive(Debug)]
 pub(super) struct StateMaps {
-    pub(super) state: MapHandle,
-    pub(super) overflow: MapHandle,
+    state: MapHandle,
+    overflow: MapHandle,
+    doubt: MapHandle,
     max_age: Option<Duration>,
     /// Expired entries that `sweep` took out of the overflow map. The programs' count of entries keeps them.
     swept: AtomicU64,
@@ -30,9 +32,30 @@ pub(super) struct StateMaps {
 }
 
 impl StateMaps {
-    pub(super) fn new(state: MapHandle, overflow: MapHandle, max_age: Option<Duration>) -> Self {
+    /// Keeps maps of a loaded object.
+    pub(super) fn keep<'m, M>(
+        state: &'m M,
+        overflow: &'m M,
+        doubt: &'m M,
+        max_age: Option<Duration>,
+    ) -> libbpf_rs::Result<Self>
+    where
+        MapHandle: TryFrom<&'m M, Error = libbpf_rs::Error>,
+    {
+        let state = MapHandle::try_from(state)?;
         let last = Mutex::new(vec![0; state.value_size() as usize]);
-        Self { state, overflow, max_age, swept: AtomicU64::new(0), last }
+        let (overflow, doubt) = (MapHandle::try_from(overflow)?, MapHandle::try_from(doubt)?);
+        Ok(Self { state, overflow, doubt, max_age, swept: AtomicU64::new(0), last })
+    }
+
+    /// The maps, for one more object of the same span.
+    pub(super) fn handles(&self) -> [&MapHandle; 3] {
+        [&self.state, &self.overflow, &self.doubt]
+    }
+
+    /// Uncertain pairs that began before this aren't to be counted.
+    pub(super) fn doubt_before(&self, time: MonotonicTime) -> libbpf_rs::Result<()> {
+        self.doubt.update(&FIRST_KEY, &time.as_nanos().to_ne_bytes(), MapFlags::ANY)
     }
 
     /// Starts before this have expired.
@@ -53,11 +76,13 @@ impl StateMaps {
         // It is raised before an entry is there, and lowered after it has gone.
         summary.overflow = summary.overflow.saturating_sub(swept);
         summary.expired += swept;
+        summary.swept = swept;
         summary
     }
 
     /// Takes what has expired out of the overflow map, so that it doesn't fill up with starts that never end. (In the
-    /// table, a start between hooks that needs room takes that of one that has expired.) Looks at [`SWEPT_AT_ONCE`] entries at most.
+    /// table, a start between hooks that needs room takes that of one that has expired.) Looks at [`SWEPT_AT_ONCE`]
+    /// entries at most.
     ///
     /// The programs' count of entries keeps what was swept: it is only there to spare them a look into an empty map.
     pub(super) fn sweep(&self) {
@@ -79,25 +104,26 @@ impl StateMaps {
     }
 }
 
-/// What the kernel has counted of a span.
+/// What the kernel has counted of a span, and what waits.
 #[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct Snapshot {
-    pub(crate) counters: Counters,
-    pub(crate) open: u64,
-    /// Starts that have expired and were never met again.
-    pub(crate) expired: u64,
-    pub(crate) skipped: Skipped,
+pub(super) struct Counted {
+    pub(super) counters: Counters,
+    pub(super) open: u64,
+    /// Starts that have expired and were never met again,
+    pub(super) expired: u64,
+    /// and those among them that were taken away.
+    pub(super) swept: u64,
 }
 
-impl Snapshot {
-    pub(super) fn take<'a>(maps: impl IntoIterator<Item = &'a StateMaps>, skipped: Skipped) -> Self {
-        maps.into_iter().fold(Self { skipped, ..Self::default() }, |sum, maps| {
+impl Counted {
+    pub(super) fn of<'a>(maps: impl IntoIterator<Item = &'a StateMaps>) -> Self {
+        maps.into_iter().fold(Self::default(), |sum, maps| {
             let summary = maps.summary();
             Self {
                 counters: sum.counters.plus(summary.counters),
                 open: sum.open + summary.waiting + summary.overflow,
                 expired: sum.expired + summary.expired,
-                skipped,
+                swept: sum.swept + summary.swept,
             }
         })
     }
@@ -143,12 +169,31 @@ impl Programs {
     }
 
     /// How often the kernel has skipped those of a span's programs that make a pair doubtful: of calls the starts, else
-    /// any.
+    /// any. Sessions, which have no programs for ends, have no doubtful pairs.
     pub(super) fn skipped_in_doubt(&self, span: usize, calls: bool) -> u64 {
         let programs = self.lock();
+        if !programs.get(&span).is_some_and(|programs| programs.iter().any(|program| program.role == Role::End)) {
+            return 0;
+        }
         let counted = |program: &&Program| !calls || program.role == Role::Start;
         let programs = programs.get(&span).into_iter().flatten().filter(counted);
         programs.map(|program| recursion_misses(program.fd.as_fd())).sum()
+    }
+
+    /// What the kernel has counted of the runs of a span's programs: of starts, ends and releases.
+    pub(super) fn costs(&self, span: usize) -> [ProgramCost; 3] {
+        let mut costs = [ProgramCost::default(); 3];
+        for Program { role, fd } in self.lock().get(&span).into_iter().flatten() {
+            let info = info(fd.as_fd());
+            let cost = match role {
+                Role::Start => &mut costs[0],
+                Role::End => &mut costs[1],
+                Role::Abandon { .. } => &mut costs[2],
+            };
+            cost.runs += info.run_cnt;
+            cost.time += Duration::from_nanos(info.run_time_ns);
+        }
+        costs
     }
 
     /// How often the kernel has skipped a span's programs.
@@ -168,13 +213,30 @@ impl Programs {
 
 /// How often the kernel has skipped a program because it was running already; 0 on kernels before 5.12, which never
 /// skip.
-#[expect(unsafe_code, reason = "libbpf-rs offers this only for programs found by iterating over all of them")]
 fn recursion_misses(prog: BorrowedFd<'_>) -> u64 {
+    info(prog).recursion_misses
+}
+
+/// What the kernel says of a program; zeroes if it doesn't.
+#[expect(unsafe_code, reason = "libbpf-rs offers this only for programs found by iterating over all of them")]
+fn info(prog: BorrowedFd<'_>) -> libbpf_sys::bpf_prog_info {
     let mut info = libbpf_sys::bpf_prog_info::default();
     let mut len = size_of_val(&info) as u32;
     // SAFETY: `info` is a valid, zeroed `bpf_prog_info` of `len` bytes that the kernel may write to, and its pointer
     // members are NULL with their lengths 0, so that the kernel writes nowhere else.
     let result =
         unsafe { libbpf_sys::bpf_obj_get_info_by_fd(prog.as_raw_fd(), (&raw mut info).cast::<c_void>(), &raw mut len) };
-    if result == 0 { info.recursion_misses } else { 0 }
+    if result == 0 { info } else { libbpf_sys::bpf_prog_info::default() }
+}
+
+/// Has the kernel count runs and times of all programs, until what it returns is closed.
+#[expect(unsafe_code, reason = "libbpf-rs doesn't offer this")]
+pub(super) fn enable_statistics() -> Result<OwnedFd, i32> {
+    // SAFETY: takes no pointer.
+    let fd = unsafe { libbpf_sys::bpf_enable_stats(libbpf_sys::BPF_STATS_RUN_TIME) };
+    if fd < 0 {
+        return Err(-fd);
+    }
+    // SAFETY: a new descriptor, which nobody else has.
+    Ok(unsafe { OwnedFd::from_raw_fd(fd) })
 }

@@ -5,7 +5,7 @@ use std::mem::MaybeUninit;
 use std::sync::OnceLock;
 
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder};
-use libbpf_rs::{MapType, OpenObject};
+use libbpf_rs::{MapType, OpenObject, ProgramInput};
 
 use super::{create_map, errno, messages};
 
@@ -67,6 +67,12 @@ pub(crate) fn has_functions() -> bool {
     *ANSWER.get_or_init(|| feature("has_fentry", "an fentry program", Until::Loaded).is_ok())
 }
 
+/// Whether to use [`sessions`]; tried once for the process.
+pub(crate) fn has_sessions() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    *ANSWER.get_or_init(|| sessions().is_ok())
+}
+
 /// Whether to use [`typed_tracepoints`]; tried once for the process.
 pub(crate) fn has_typed_tracepoints() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
@@ -77,6 +83,29 @@ pub(crate) fn has_typed_tracepoints() -> bool {
 pub(crate) fn has_kernel_reads() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
     *ANSWER.get_or_init(|| kernel_reads().is_ok())
+}
+
+/// Calls `bpf_fentry_test1` so often: a function that does next to nothing, which the kernel keeps for its own tests.
+pub(crate) fn call_test_function(times: usize) -> Trial {
+    quietly(|| {
+        let action = "having the kernel call its test function";
+        let mut object: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+        let mut open = skel::features::FeaturesSkelBuilder::default()
+            .open(&mut object)
+            .map_err(|error| refused(action.to_owned(), &error))?;
+        for mut prog in open.open_object_mut().progs_mut() {
+            let wanted = prog.name() == "has_fentry";
+            prog.set_autoload(wanted);
+        }
+        let skel = open.load().map_err(|error| refused(action.to_owned(), &error))?;
+        for _ in 0..times {
+            skel.progs
+                .has_fentry
+                .test_run(ProgramInput::default())
+                .map_err(|error| refused(action.to_owned(), &error))?;
+        }
+        Ok(())
+    })
 }
 
 /// Compare-and-swap, which the in-flight table needs.
@@ -91,7 +120,7 @@ pub(crate) fn kernel_reads() -> Trial {
 
 /// A ring buffer of this size.
 pub(crate) fn ring_buffer(bytes: u32) -> Trial {
-    let created = quietly(|| create_map(MapType::RingBuf, "dwell_trial", 0, 0, bytes));
+    let created = quietly(|| create_map(MapType::RingBuf, "dwell_trial", 0, 0, bytes, 0));
     created.map(drop).map_err(|error| refused("creating a ring buffer".to_owned(), &error))
 }
 

@@ -91,7 +91,7 @@ impl Resolver<'_> {
         let function = self.find(name)?;
         let skb_word = skb_word(&function.signature);
         let (what, word, needed) = match which {
-            Which::All => return Ok(CallPlan { function, skb_word, condition: None }),
+            Which::All => return Ok(CallPlan { function, skb_word, condition: None, group: None }),
             Which::Ingress => (ConditionKind::TcIngress, skb_word, "a packet (struct sk_buff *)"),
             Which::Egress => (ConditionKind::TcEgress, skb_word, "a packet (struct sk_buff *)"),
             Which::Hook(hook) => {
@@ -100,7 +100,7 @@ impl Resolver<'_> {
             }
         };
         match word {
-            Some(word) => Ok(CallPlan { function, skb_word, condition: Some(Condition { what, word }) }),
+            Some(word) => Ok(CallPlan { function, skb_word, condition: Some(Condition { what, word }), group: None }),
             None => Err(Why::Error(no_key(name, needed, &function.signature))),
         }
     }
@@ -157,6 +157,7 @@ fn only(what: ConditionKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::events::Events;
     use crate::kernel::Kernel;
     use crate::resolve::Access;
 
@@ -167,7 +168,7 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return;
         };
-        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None };
+        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None, events: Events::All };
         // The module it is in where it isn't part of the kernel doesn't matter.
         for name in ["ip_rcv", "ip:ip_rcv"] {
             let Ok(function) = resolver.find(name) else { panic!("{name}") };
@@ -190,7 +191,7 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return;
         };
-        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None };
+        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None, events: Events::All };
         const PARTS: Parts<&str> = &[&["ip_rvc", "ipv6_rvc"], &["tcp_v4_rvc"], &["ip_rcv"]];
         let mut missing = vec![];
         let found = resolver.parts(Stage::Gro, PARTS, &mut missing, |name| resolver.find(name)).unwrap();

@@ -2,9 +2,9 @@
 
 use std::net::UdpSocket;
 
-use dwell::{ErrorKind, LatencyProbe, NotTraceable, Pairing, Store};
+use dwell::{ErrorKind, LatencyProbe, NotTraceable, Store};
 
-use crate::support::{finish, kernel_version, only, ping_pong, probe, run, udp_to_itself, would_block};
+use crate::support::{finish, kernel_version, only, pairings, ping_pong, probe, run, udp_to_itself, would_block};
 
 /// One datagram over loopback is one packet, seen by functions that take it as their first to sixth argument.
 #[test]
@@ -148,7 +148,7 @@ fn the_choice_is_visible() {
         (info.name.as_str(), info.starts.as_slice(), info.ends.as_slice()),
         ("ip_rcv", &["ip_rcv".to_owned()][..], &["ip_rcv:exit".to_owned()][..])
     );
-    assert_eq!(info.pairing, Pairing::Frame);
+    assert_eq!(info.pairing, pairings()[0]);
     let table = if kernel_version() < (5, 12) { Store::HashMap } else { Store::Table };
     assert_eq!(info.store, table);
 }

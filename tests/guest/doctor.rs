@@ -233,15 +233,3 @@ fn no_descriptors() {
         assert!(stderr.is_empty() && output.status.code().is_some(), "{limit}: {:?} {stderr}", output.status);
     }
 }
-
-/// Nothing to write to, and words that it doesn't know: neither looks like an answer.
-#[test]
-#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
-fn no_answer() {
-    let doctor = example("doctor");
-    for arguments in [">/dev/full", "--no-such-option"] {
-        let output = shell(&format!("{} {arguments}", doctor.display()));
-        assert_eq!(output.status.code(), Some(3), "{arguments}");
-        assert!(!output.stderr.is_empty() && output.stdout.is_empty(), "{arguments}");
-    }
-}

@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 
 use crate::lab::{Ip, Lab, Side, send_datagrams};
-use crate::support::{example, kernel_version, run};
+use crate::support::{example, kernel_version, ping_pong, run, udp_to_itself};
 
 /// The quick start shows ten calls and the ledger.
 #[test]
@@ -13,6 +13,37 @@ fn quickstart() {
     let text = run(&example("quickstart").display().to_string());
     assert_eq!(text.lines().filter(|line| line.starts_with("ip_rcv ")).count(), 10, "{text}");
     assert_eq!(text.lines().last(), Some("ip_rcv: started 10 completed 10 delivered 10"), "{text}");
+}
+
+/// There is a line for each second, and in the end all that was counted, which the ledger has, too.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn histogram() {
+    let mut child = Command::new(example("histogram")).stdout(Stdio::piped()).spawn().unwrap();
+    let mut stdout = BufReader::new(child.stdout.take().unwrap());
+    let mut text = String::new();
+    stdout.read_line(&mut text).unwrap();
+    assert_eq!(text.split_whitespace().collect::<Vec<_>>(), ["CALLS", "P50", "P99", "MAX"]);
+    ping_pong(&udp_to_itself(), 1_000, b"x");
+    // Until they have been shown, in one second or in two.
+    let mut shown = 0;
+    while shown < 1_000 {
+        let mut line = String::new();
+        stdout.read_line(&mut line).unwrap();
+        shown += line
+            .split_whitespace()
+            .next()
+            .and_then(|calls| calls.parse::<u64>().ok())
+            .unwrap_or_else(|| panic!("{line}"));
+    }
+    assert_eq!(shown, 1_000);
+    run(&format!("kill -INT {}", child.id()));
+    let mut rest = String::new();
+    stdout.read_to_string(&mut rest).unwrap();
+    assert!(child.wait().unwrap().success());
+    assert!(rest.contains("\nn 1000 mean ") && rest.contains("\n[  "), "{rest}");
+    let ledger = "ip_rcv: started 1000 completed 1000 emitted 0 unsampled 1000 delivered 0";
+    assert_eq!(rest.lines().last(), Some(ledger), "{rest}");
 }
 
 /// Each packet that meets a classifier has its line.
@@ -34,15 +65,6 @@ fn tc_ingress() {
     assert_eq!(lines.len(), 22, "{text}");
     assert!(lines[1..21].iter().all(|line| line.starts_with("tc-ingress ") && line.ends_with(" len 29")), "{text}");
     assert!(lines[21].starts_with("tc-ingress: started 2"), "{text}");
-}
-
-/// Where there is no classifier, it says how to make one.
-#[test]
-#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
-fn tc_ingress_without_a_classifier() {
-    let text = run(&example("tc_ingress").display().to_string());
-    assert!(text.contains("tc filter add dev lo ingress"), "{text}");
-    assert_eq!(text.lines().last(), Some("tc-ingress: started 0 completed 0 delivered 0"), "{text}");
 }
 
 /// With thousands of rules the firewall comes first, not what is around it.

@@ -11,7 +11,7 @@ fn twenty_thousand_datagrams() {
     const COUNT: usize = 20_000;
     let probe = LatencyProbe::builder().function("ip_rcv").channel_capacity(2 * COUNT).attach().unwrap();
     ping_pong(&udp_to_itself(), COUNT, &[7; 32]);
-    let (events, ledger) = finish(probe);
+    let (mut events, ledger) = finish(probe);
 
     let account = only(&ledger);
     assert_eq!(account.started + account.missed, COUNT as u64, "{account}");
@@ -25,7 +25,8 @@ fn twenty_thousand_datagrams() {
     }
     // Some may be left to ksoftirqd.
     assert!(events.iter().any(|event| event.pid == std::process::id()));
-    // They ran one after the other, so none begins before the one before it ended.
+    // They ran one after the other, so none begins before the one before it ended. (Of each CPU they come in order.)
+    events.sort_by_key(|event| event.start);
     assert!(events.windows(2).all(|pair| pair[0].end() <= pair[1].start), "calls overlap");
 }
 
@@ -33,7 +34,7 @@ fn twenty_thousand_datagrams() {
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn stop_drains() {
-    for _ in 0..10 {
+    for _ in 0..4 {
         let probe = probe(&["ip_rcv"]);
         ping_pong(&udp_to_itself(), 1_000, b"x");
         let (events, ledger) = finish(probe);
@@ -77,7 +78,7 @@ fn full_channel() {
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn full_ring() {
-    // One page, the least that any kernel takes: 46 records.
+    // The least that any kernel takes: 8 records for each CPU, or, in one ring for all, a page.
     let probe = LatencyProbe::builder().function("ip_rcv").ring_bytes(1).attach().unwrap();
     let socket = udp_to_itself();
     // More at once than the ring holds, and before the reader's next look.
@@ -112,11 +113,13 @@ fn full_table() {
             }
             // Many threads that begin to sleep at once may keep the kernel from seeing some of them.
             eventually("all threads wait", || {
+                // None has returned, so whatever was skipped is an entry: of sessions that isn't told apart sooner.
                 let account = probe.ledger().spans[0].clone();
-                account.open + account.untracked + account.missed == THREADS
+                account.open + account.untracked + account.missed + account.missed_exits == THREADS
             });
             let account = probe.ledger().spans[0].clone();
-            assert!(account.open <= most && account.open + account.missed >= least, "{account}");
+            let missed = account.missed + account.missed_exits;
+            assert!(account.open <= most && account.open + missed >= least, "{account}");
             for socket in &sockets {
                 socket.send(b"go").unwrap();
             }

@@ -5,14 +5,18 @@
 //! excuse.
 
 mod arguments;
+mod delivery;
 mod doctor;
 mod errors;
 mod exactness;
 mod examples;
+mod histograms;
 mod lab;
 mod lab_selftest;
 mod ledger;
 mod lifecycle;
+mod output;
+mod sessions;
 mod spans;
 mod stages;
 mod support;

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use dwell::{EventKey, Hook, Key, LatencyEvent, LatencyProbe, Outcome, Restart, Span};
 
 use crate::lab::{Ip, Lab, Side, loopback_tcp, loopback_udp, send_datagrams, tcp_messages};
-use crate::support::{PATIENCE, SetOnDrop, eventually, finish, kernel_version, ms, only};
+use crate::support::{PATIENCE, SetOnDrop, eventually, finish, kernel_version, ms, only, others_first};
 
 /// Attaches one span.
 fn span(span: Span) -> LatencyProbe {
@@ -58,7 +58,7 @@ fn every_packet_by_every_key() {
         // The sender's addresses and ports, as user space writes them.
         let (source, destination) = (left.local_addr().unwrap(), right.local_addr().unwrap());
         let flows = events.iter().filter(|event| match event.key {
-            EventKey::Flow(flow) => (flow.protocol, flow.source, flow.destination) == (17, source, destination),
+            EventKey::Flow(flow) => (flow.protocol, flow.source(), flow.destination()) == (17, source, destination),
             _ => false,
         });
         assert_eq!(flows.count(), PACKETS);
@@ -196,14 +196,14 @@ fn answers_by_flow() {
     let (events, ledger) = finish(probe);
     let (here, there) = (client.local_addr().unwrap(), server.local_addr().unwrap());
     let asked = |event: &&LatencyEvent| match event.key {
-        EventKey::Flow(flow) => (flow.source.port(), flow.destination.port()) == (here.port(), there.port()),
+        EventKey::Flow(flow) => (flow.source().port(), flow.destination().port()) == (here.port(), there.port()),
         _ => false,
     };
     let answers: Vec<_> = events.iter().filter(asked).collect();
     assert_eq!(answers.len(), 10, "{ledger}");
     assert!(answers.iter().all(|event| event.latency >= ms(20) && event.latency < ms(500)), "{answers:?}");
     let EventKey::Flow(flow) = answers[0].key else { panic!("{:?}", answers[0]) };
-    assert_eq!((flow.source.ip(), flow.destination.ip()), (here.ip(), there.ip()));
+    assert_eq!((flow.source().ip(), flow.destination().ip()), (here.ip(), there.ip()));
 }
 
 /// Three datagrams before one read: the latest counts, or the first, as was asked for.
@@ -331,12 +331,12 @@ fn idle_cpus() {
     assert_eq!(overwritten, 0, "{ledger}");
 }
 
-/// A thousand times as many packets as there are addresses for them: no latency is longer than the run, whatever becomes
+/// Hundreds of times as many packets as there are addresses for them: no latency is longer than the run, whatever becomes
 /// of the packets, and everything adds up.
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn reused_addresses() {
-    const PACKETS: usize = 20_000;
+    const PACKETS: usize = 10_000;
     let before = Instant::now();
     // From a hook that all packets pass to one that only some of them reach, and the other way round.
     let some = Span::between(Hook::tracepoint("net_dev_queue"), Hook::entry("skb_consume_udp")).named("some reach it");
@@ -396,13 +396,14 @@ fn stopping_under_load() {
         let _stop = SetOnDrop(&stop);
         for _ in 0..2 {
             scope.spawn(|| {
+                others_first();
                 let (here, there) = loopback_udp(Ip::V4);
                 while !stop.load(Ordering::Relaxed) {
                     send_datagrams(&here, &there, 20, b"x");
                 }
             });
         }
-        for _ in 0..3 {
+        for _ in 0..2 {
             // No packet gets from here to there in one life.
             let never = Span::between(Hook::tracepoint("netif_receive_skb"), Hook::tracepoint("net_dev_start_xmit"));
             let never = never.on_restart(Restart::KeepFirst).named("never");
@@ -444,12 +445,13 @@ fn contended_keys() {
                     }
                 });
             }
-            thread::sleep(ms(1_500));
+            thread::sleep(ms(1_000));
         });
         let took = begin.elapsed();
         let (events, ledger) = finish(probe);
         for account in &ledger.spans {
-            assert!(account.started > 100 && account.completed > 0, "{restart:?} {ledger}");
+            // Where programs were skipped, all may be in doubt: nobody has asked in between.
+            assert!(account.started > 100 && account.completed + account.doubtful > 0, "{restart:?} {ledger}");
             assert!(account.open <= 2, "{restart:?} {ledger}");
         }
         assert!(events.iter().all(|event| event.latency <= ms(500) && event.latency < took));

@@ -7,7 +7,8 @@ use std::process::{Command, Output};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use dwell::{LatencyEvent, LatencyProbe, Ledger, SpanLedger};
+use dwell::{LatencyEvent, LatencyProbe, LatencyProbeBuilder, Ledger, Pairing, SpanLedger};
+use libbpf_rs::query::{LinkInfoIter, MapInfoIter, ProgInfoIter};
 
 /// Longer than anything here takes on the slowest emulated machine.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -39,6 +40,27 @@ pub fn probe(functions: &[&str]) -> LatencyProbe {
     builder.attach().unwrap_or_else(|error| panic!("{functions:?}: {error}"))
 }
 
+/// The ways in which this kernel can pair calls, the one that it takes by itself first.
+pub fn pairings() -> &'static [Pairing] {
+    if has_sessions() { &[Pairing::Session, Pairing::Frame] } else { &[Pairing::Frame] }
+}
+
+/// Whether calls are paired by sessions, unless something speaks against it.
+pub fn has_sessions() -> bool {
+    kernel_version() >= (7, 0)
+}
+
+/// Attaches with all calls paired this way.
+#[track_caller]
+pub fn attach_paired(builder: LatencyProbeBuilder, pairing: Pairing) -> LatencyProbe {
+    let builder = if pairing == Pairing::Frame { builder.frames() } else { builder };
+    let probe = builder.attach().unwrap_or_else(|error| panic!("{error}"));
+    for span in probe.spans() {
+        assert_eq!(span.pairing, pairing, "{}", span.name);
+    }
+    probe
+}
+
 /// Stops the probe; what it had to say, and its last ledger, which must add up.
 pub fn finish(probe: LatencyProbe) -> (Vec<LatencyEvent>, Ledger) {
     let events = probe.events().clone();
@@ -63,6 +85,18 @@ pub fn eventually(what: &str, mut is_true: impl FnMut() -> bool) {
         assert!(Instant::now() < end, "waited in vain: {what}");
         std::thread::sleep(ms(5));
     }
+}
+
+/// How many programs, maps and links of BPF the kernel has.
+pub fn bpf_objects() -> [usize; 3] {
+    [ProgInfoIter::default().count(), MapInfoIter::default().count(), LinkInfoIter::default().count()]
+}
+
+/// Waits until the kernel has nothing of BPF: it frees what a test had a moment after the last descriptor is closed, maybe
+/// during the next test.
+#[track_caller]
+pub fn until_bpf_is_gone() {
+    eventually("no program, map or link is left", || bpf_objects() == [0; 3]);
 }
 
 /// Sets a flag once it goes, also when a test fails: threads that run until then would keep the test from ending.
@@ -101,6 +135,12 @@ pub fn kernel_version() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc is mounted");
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().expect("a number"));
     (numbers.next().expect("major"), numbers.next().expect("minor"))
+}
+
+/// Lets the others go first, from a thread that is only there to keep the machine busy: what a test does besides would
+/// have little of two emulated CPUs.
+pub fn others_first() {
+    run(&format!("renice -n 19 -p {}", gettid()));
 }
 
 /// The thread's id, as events have it.

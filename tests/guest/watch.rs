@@ -3,19 +3,17 @@
 use std::io::{BufRead as _, BufReader};
 use std::net::UdpSocket;
 use std::process::{Child, Command, Stdio};
-use std::time::Instant;
 
-use dwell::Stage;
 use serde_json::Value;
 
-use crate::support::{eventually, example, kernel_version, ms, ping_pong, run, shell, udp_to_itself};
+use crate::support::{bpf_objects, example, kernel_version, ping_pong, run, shell, udp_to_itself, until_bpf_is_gone};
 
 /// From a device's queue to its reception.
 const LOOPBACK: &str = "tp:net_dev_queue..tp:netif_receive_skb";
 
 /// Runs `watch`; its lines of JSON, the ledger last.
 #[track_caller]
-fn watch(arguments: &str) -> (Vec<Value>, Value) {
+pub fn watch(arguments: &str) -> (Vec<Value>, Value) {
     parse(&run(&format!("{} --json {arguments}", example("watch").display())))
 }
 
@@ -84,32 +82,6 @@ fn several_functions() {
     }
 }
 
-/// `--count` ends after so many, `--duration` after that time, and neither loses the ledger.
-#[test]
-#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
-fn count_and_duration() {
-    let (events, ledger) = watch("--function ip_rcv --traffic udp:100 --count 7");
-    assert_eq!(events.len(), 7);
-    assert!(ledger["ip_rcv"]["delivered"].as_u64() >= Some(7), "{ledger}");
-
-    let before = Instant::now();
-    let (events, ledger) = watch("--function ip_rcv --duration 0.5");
-    assert!(before.elapsed() >= ms(500));
-    assert!(events.is_empty());
-    assert_eq!(ledger["ip_rcv"]["started"], 0, "{ledger}");
-}
-
-/// The table is for people; the ledger stands below it.
-#[test]
-#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
-fn table() {
-    let text = run(&format!("{} --function ip_rcv --traffic udp:3", example("watch").display()));
-    let lines: Vec<_> = text.lines().collect();
-    assert_eq!(lines.len(), 6, "{text}");
-    assert!(lines[0].starts_with("SPAN") && lines[1].starts_with("ip_rcv "), "{text}");
-    assert_eq!(lines[5], "ip_rcv: started 3 completed 3 delivered 3");
-}
-
 /// Ctrl-C and SIGTERM's sibling in scripts end it cleanly: what was seen, the ledger, and status 0.
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
@@ -124,23 +96,13 @@ fn interrupted() {
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn killed() {
-    let programs = || libbpf_rs::query::ProgInfoIter::default().count();
-    eventually("those of earlier tests are gone", || programs() == 0);
-    let before = programs();
+    until_bpf_is_gone();
     let mut child = start(&["--function", "ip_rcv"]);
-    assert!(programs() > before);
+    let [programs, maps, links] = bpf_objects();
+    assert!(programs > 0 && maps > 0 && links > 0, "{programs} programs, {maps} maps, {links} links");
     child.kill().unwrap();
     child.wait().unwrap();
-    eventually("its programs are gone", || programs() == before);
-}
-
-/// Its reader goes away (`watch | head`): an error, not a panic.
-#[test]
-#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
-fn broken_pipe() {
-    let watch = example("watch");
-    let text = run(&format!("{} --function ip_rcv --traffic udp:5000 2>&1 >/dev/full; echo $?", watch.display()));
-    assert!(text.starts_with("attached\nwatch: ") && text.ends_with("2\n") && !text.contains("panicked"), "{text}");
+    until_bpf_is_gone();
 }
 
 /// A span between hooks: its key, where it ended and how, and all counters of the ledger.
@@ -230,46 +192,4 @@ fn stages() {
     let missing = "watch: no_such: this kernel has no function `no_such`";
     assert!(stderr.starts_with(missing) && stderr.ends_with("\nattached\n"), "{stderr}");
     assert_eq!(stderr.lines().count(), 2, "{stderr}");
-}
-
-/// The list of stages needs no privileges: each with what this kernel has, or why not.
-#[test]
-#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
-fn list_stages() {
-    let watch = example("watch");
-    let text = run(&format!("setpriv --reuid 65534 --clear-groups {} --list-stages", watch.display()));
-    for stage in Stage::ALL {
-        assert!(
-            text.lines().any(|line| line.starts_with(stage.name()) && line.ends_with(stage.description())),
-            "{text}"
-        );
-    }
-    let tracepoints = "\n    tp:net_dev_queue → tp:net_dev_start_xmit by skb\n";
-    assert!(text.contains(tracepoints) && text.contains("\n    calls of udp_rcv, udpv6_rcv\n"), "{text}");
-    let lines = run(&format!("{} --list-stages --json", watch.display()));
-    let lines: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).expect(line)).collect();
-    assert_eq!(lines.len(), Stage::ALL.len());
-    assert!(lines.iter().all(|line| line["error"].is_string() != line["starts"].is_array()), "{lines:?}");
-}
-
-/// What this kernel doesn't have is an error on one line, and nothing else is printed.
-#[test]
-#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
-fn nothing_of_that_name() {
-    let cases = [
-        ("--span a..b", "this kernel has no function `a`; is its module loaded?"),
-        (
-            "--span tp:net_dev_queu..ip_rcv",
-            "this kernel has no raw tracepoint `net_dev_queu`; did you mean `net_dev_queue`",
-        ),
-        ("--span ip_rcv..ip_list_rcv", "`ip_list_rcv` has no argument that is a packet"),
-        ("--span ip_rcv..ip_rcv_core --key call", "a call goes from the entry of a function to the exit of the same"),
-        ("--span ip_rcv..ip_rcv_core --max-age 0", "a maximal age of 0ns: more than 0"),
-    ];
-    for (arguments, text) in cases {
-        let output = shell(&format!("{} {arguments}", example("watch").display()));
-        let stderr = String::from_utf8(output.stderr).unwrap();
-        assert!(stderr.starts_with(&format!("watch: {text}")) && stderr.lines().count() == 1, "{arguments}: {stderr}");
-        assert_eq!((output.status.code(), output.stdout.len()), (Some(2), 0), "{arguments}");
-    }
 }
