@@ -1,0 +1,257 @@
+//! What a probe adds to a call of `ip_rcv`, in instructions: run in a guest whose clock counts them, as
+//! `scripts/bench traced-path` does.
+//!
+//! Prints a line of JSON with what each probe adds, and on standard error what it has found, row by row.
+
+#![allow(missing_docs, reason = "a program")]
+
+mod shared;
+
+use std::error::Error;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use clap::{Parser, ValueEnum};
+use dwell::{Events, LatencyProbe, LatencyProbeBuilder};
+use serde_json::Value;
+use shared::peer::{self, Peer, Sign};
+use shared::rows::{Detach, Rows};
+use shared::{load, own, programs, table};
+
+const FUNCTION: &str = "ip_rcv";
+
+/// The rows of the line and the table.
+const NAMES: [&str; 10] = [
+    "empty",
+    "floor",
+    "histogram",
+    "threshold",
+    "event",
+    "funclatency_fentry",
+    "funclatency_kprobe",
+    "bpftrace_fentry",
+    "bpftrace_kprobe",
+    "perf",
+];
+
+#[derive(Parser)]
+struct Arguments {
+    /// The compiled `benches/bpf/floor.bpf.c`
+    #[arg(long, required_unless_present = "table")]
+    objects: Option<PathBuf>,
+    /// What to measure besides no probe at all; by default all of the table's
+    #[arg(long, value_delimiter = ',')]
+    rows: Vec<Row>,
+    /// Datagrams of a run
+    #[arg(long, default_value_t = 20_000)]
+    pairs: u32,
+    /// Runs, of which the median counts; one more before them doesn't
+    #[arg(long, default_value_t = 5)]
+    runs: usize,
+    /// Where `scripts/peers` has put funclatency
+    #[arg(long)]
+    funclatency: Option<PathBuf>,
+    /// Where it has put bpftrace
+    #[arg(long)]
+    bpftrace: Option<PathBuf>,
+    /// Where it has put perf
+    #[arg(long)]
+    perf: Option<PathBuf>,
+    /// Measure nothing: make a table of the lines on standard input
+    #[arg(long)]
+    table: bool,
+    /// Passed by cargo
+    #[arg(long, hide = true)]
+    bench: bool,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[value(rename_all = "snake_case")]
+enum Row {
+    /// fentry and fexit programs that do nothing
+    Empty,
+    /// The same with the clock read in each
+    Floor,
+    /// `dwell` with its histogram alone
+    Histogram,
+    /// `dwell` with events for calls that take longer than any does
+    Threshold,
+    /// `dwell` with an event for each call, handed to a callback
+    Event,
+    /// `dwell` with an event for each call, sent to another thread
+    Channel,
+    /// As `histogram`, with calls paired by frames where the kernel has sessions
+    HistogramFrames,
+    /// As `threshold`, with calls paired by frames
+    ThresholdFrames,
+    /// funclatency by fentry and fexit
+    FunclatencyFentry,
+    /// funclatency by kprobe and kretprobe
+    FunclatencyKprobe,
+    /// A bpftrace script by fentry and fexit
+    BpftraceFentry,
+    /// A bpftrace script by kprobe and kretprobe
+    BpftraceKprobe,
+    /// perf ftrace latency
+    Perf,
+}
+
+/// No call takes so long.
+const NEVER: Events = Events::OverThreshold(Duration::from_secs(3600));
+
+impl Row {
+    /// Not in the line of JSON: for who works on the programs.
+    fn is_extra(self) -> bool {
+        matches!(self, Row::Channel | Row::HistogramFrames | Row::ThresholdFrames)
+    }
+
+    fn name(self) -> &'static str {
+        match self {
+            Row::Empty => "empty",
+            Row::Floor => "floor",
+            Row::Histogram => "histogram",
+            Row::Threshold => "threshold",
+            Row::Event => "event",
+            Row::Channel => "channel",
+            Row::HistogramFrames => "histogram_frames",
+            Row::ThresholdFrames => "threshold_frames",
+            Row::FunclatencyFentry => "funclatency_fentry",
+            Row::FunclatencyKprobe => "funclatency_kprobe",
+            Row::BpftraceFentry => "bpftrace_fentry",
+            Row::BpftraceKprobe => "bpftrace_kprobe",
+            Row::Perf => "perf",
+        }
+    }
+
+    fn attach(self, arguments: &Arguments) -> Result<Detach, Box<dyn Error>> {
+        match self {
+            Row::Empty => floor(arguments, ["empty_entry", "empty_exit"]),
+            Row::Floor => floor(arguments, ["floor_entry", "floor_exit"]),
+            Row::Histogram => own::counted(probe().events(Events::None)),
+            Row::HistogramFrames => own::counted(probe().events(Events::None).frames()),
+            Row::Threshold => own::counted(probe().events(NEVER)),
+            Row::ThresholdFrames => own::counted(probe().events(NEVER).frames()),
+            Row::Event => own::called_back(probe()),
+            Row::Channel => own::received(probe()),
+            Row::FunclatencyFentry => funclatency(arguments, &[FUNCTION]),
+            Row::FunclatencyKprobe => funclatency(arguments, &["-k", FUNCTION]),
+            Row::BpftraceFentry => bpftrace(arguments, &script("fentry", "fexit")),
+            Row::BpftraceKprobe => bpftrace(arguments, &script("kprobe", "kretprobe")),
+            Row::Perf => {
+                let perf = tool(arguments.perf.as_deref())?;
+                let peer = Peer::start(perf, &["ftrace", "latency", "-n", "-T", FUNCTION], Sign::Ftrace)?;
+                Ok(Box::new(|| Ok(Some(peer::perf_calls(&peer.stop()?)))))
+            }
+        }
+    }
+}
+
+fn floor(arguments: &Arguments, names: [&str; 2]) -> Result<Detach, Box<dyn Error>> {
+    let objects = arguments.objects.as_deref().ok_or("no object file is given")?;
+    let links = programs::attach(objects, &names)?;
+    Ok(Box::new(move || {
+        drop(links);
+        Ok(None)
+    }))
+}
+
+fn probe() -> LatencyProbeBuilder {
+    LatencyProbe::builder().function(FUNCTION)
+}
+
+fn funclatency(arguments: &Arguments, options: &[&str]) -> Result<Detach, Box<dyn Error>> {
+    let peer = Peer::start(tool(arguments.funclatency.as_deref())?, options, Sign::Links)?;
+    Ok(Box::new(|| Ok(Some(peer::funclatency_calls(&peer.stop()?)))))
+}
+
+fn bpftrace(arguments: &Arguments, script: &str) -> Result<Detach, Box<dyn Error>> {
+    let peer = Peer::start(tool(arguments.bpftrace.as_deref())?, &["-f", "json", "-e", script], Sign::Links)?;
+    Ok(Box::new(|| Ok(Some(peer::bpftrace_calls(&peer.stop()?)))))
+}
+
+/// As bpftrace's own manual and tools measure a function.
+fn script(entry: &str, exit: &str) -> String {
+    format!(
+        "{entry}:{FUNCTION} {{ @start[tid] = nsecs; }}
+         {exit}:{FUNCTION} /@start[tid]/ {{ @ns = hist(nsecs - @start[tid]); delete(@start, tid); }}"
+    )
+}
+
+fn tool(directory: Option<&Path>) -> Result<&Path, Box<dyn Error>> {
+    Ok(directory.ok_or("the tool could not be had")?)
+}
+
+fn main() -> Result<(), Box<dyn Error>> {
+    if load::was_load()? {
+        return Ok(());
+    }
+    let arguments = Arguments::parse();
+    if arguments.table {
+        print(&table::read()?);
+        return Ok(());
+    }
+    let all: Vec<Row> = Row::value_variants().iter().copied().filter(|row| !row.is_extra()).collect();
+    let asked = if arguments.rows.is_empty() { &all } else { &arguments.rows };
+    let mut rows = Rows::begin(arguments.pairs, arguments.runs)?;
+    for row in asked {
+        rows.measure(row.name(), || row.attach(&arguments))?;
+    }
+    println!("{}", rows.json(&NAMES));
+    rows.end()
+}
+
+/// What is to be reached: a row, what it is compared with, and the highest ratio.
+const TARGETS: [(&str, &str, f64); 4] = [
+    ("histogram", "floor", 1.35),
+    ("histogram", "funclatency_fentry", 0.38),
+    ("threshold", "floor", 1.40),
+    ("event", "floor", 1.80),
+];
+
+fn print(measured: &[Value]) {
+    let mut header = vec!["instructions added to a call of ip_rcv".to_owned()];
+    for one in measured {
+        header.extend([format!("Linux {}", table::kernel(one)), "x floor".to_owned(), "histogram is x".to_owned()]);
+    }
+    let mut rows = vec![header];
+    for (name, what) in DESCRIPTIONS {
+        let mut row = vec![what.to_owned()];
+        for one in measured {
+            let is_peer = TOOLS.contains(&name);
+            row.push(table::whole(one[name].as_f64()));
+            row.push(if name == "none" { String::new() } else { table::factor(table::ratio(one, name, "floor")) });
+            row.push(if is_peer { table::factor(table::ratio(one, "histogram", name)) } else { String::new() });
+        }
+        rows.push(row);
+    }
+    table::print(&rows);
+    println!();
+    for (row, to, most) in TARGETS {
+        for one in measured {
+            let reached = table::ratio(one, row, to);
+            let verdict = match reached {
+                Some(ratio) if ratio <= most => "reached",
+                Some(_) => "NOT REACHED",
+                None => "not measured",
+            };
+            let reached = reached.map_or_else(|| "-".to_owned(), |ratio| format!("{ratio:.3}"));
+            println!("Linux {}: {row} / {to} = {reached}, at most {most:.2}: {verdict}", table::kernel(one));
+        }
+    }
+}
+
+const TOOLS: [&str; 5] = ["funclatency_fentry", "funclatency_kprobe", "bpftrace_fentry", "bpftrace_kprobe", "perf"];
+
+const DESCRIPTIONS: [(&str, &str); 11] = [
+    ("none", "no probe (a whole datagram, sent and received)"),
+    ("empty", "an empty fentry and fexit program"),
+    ("floor", "the same with the clock read in each: the floor"),
+    ("histogram", "dwell, histogram only"),
+    ("threshold", "dwell, histogram and a threshold that is never met"),
+    ("event", "dwell, histogram and an event for each call"),
+    ("funclatency_fentry", "libbpf-tools funclatency, fentry"),
+    ("funclatency_kprobe", "libbpf-tools funclatency, kprobe"),
+    ("bpftrace_fentry", "bpftrace, fentry and fexit, hist()"),
+    ("bpftrace_kprobe", "bpftrace, kprobe and kretprobe, hist()"),
+    ("perf", "perf ftrace latency (function graph: Debian's perf has no BPF skeletons)"),
+];
