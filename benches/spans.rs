@@ -9,49 +9,21 @@
 mod shared;
 
 use std::error::Error;
-use std::path::PathBuf;
 
 use clap::{Parser, ValueEnum};
 use dwell::{Events, Hook, Key, LatencyProbe, LatencyProbeBuilder, Span};
 use serde_json::Value;
-use shared::peer::{self, Peer, Sign};
-use shared::rows::{Detach, Rows};
-use shared::{load, own, programs, table};
-
-const NAMES: [&str; 8] = [
-    "tracepoints_floor",
-    "tracepoints_histogram",
-    "tracepoints_event",
-    "tracepoints_bpftrace",
-    "functions_floor",
-    "functions_histogram",
-    "functions_event",
-    "functions_bpftrace",
-];
+use shared::instructions::Common;
+use shared::rows::Detach;
+use shared::{load, own, table};
 
 #[derive(Parser)]
 struct Arguments {
-    /// The compiled `benches/bpf/floor.bpf.c`
-    #[arg(long, required_unless_present = "table")]
-    objects: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
     /// What to measure besides no probe at all; everything by default
     #[arg(long, value_delimiter = ',')]
     rows: Vec<Row>,
-    /// Datagrams of a run
-    #[arg(long, default_value_t = 20_000)]
-    pairs: u32,
-    /// Runs, of which the median counts; one more before them doesn't
-    #[arg(long, default_value_t = 5)]
-    runs: usize,
-    /// Where `scripts/peers` has put bpftrace
-    #[arg(long)]
-    bpftrace: Option<PathBuf>,
-    /// Measure nothing: make a table of the lines on standard input
-    #[arg(long)]
-    table: bool,
-    /// Passed by cargo
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -76,29 +48,16 @@ enum Row {
 }
 
 impl Row {
-    fn name(self) -> &'static str {
+    fn attach(self, common: &Common) -> Result<Detach, Box<dyn Error>> {
         match self {
-            Row::TracepointsFloor => "tracepoints_floor",
-            Row::TracepointsHistogram => "tracepoints_histogram",
-            Row::TracepointsEvent => "tracepoints_event",
-            Row::TracepointsBpftrace => "tracepoints_bpftrace",
-            Row::FunctionsFloor => "functions_floor",
-            Row::FunctionsHistogram => "functions_histogram",
-            Row::FunctionsEvent => "functions_event",
-            Row::FunctionsBpftrace => "functions_bpftrace",
-        }
-    }
-
-    fn attach(self, arguments: &Arguments) -> Result<Detach, Box<dyn Error>> {
-        match self {
-            Row::TracepointsFloor => floor(arguments, ["floor_start", "floor_end"]),
+            Row::TracepointsFloor => common.floor(["floor_start", "floor_end"]),
             Row::TracepointsHistogram => own::counted(tracepoints().events(Events::None)),
             Row::TracepointsEvent => own::called_back(tracepoints()),
-            Row::TracepointsBpftrace => bpftrace(arguments, &by_tracepoints()),
-            Row::FunctionsFloor => floor(arguments, ["floor_entry", "floor_enqueue"]),
+            Row::TracepointsBpftrace => common.bpftrace(&by_tracepoints()),
+            Row::FunctionsFloor => common.floor(["floor_entry", "floor_enqueue"]),
             Row::FunctionsHistogram => own::counted(functions().events(Events::None)),
             Row::FunctionsEvent => own::called_back(functions()),
-            Row::FunctionsBpftrace => bpftrace(arguments, &by_functions()),
+            Row::FunctionsBpftrace => common.bpftrace(&by_functions()),
         }
     }
 }
@@ -138,37 +97,16 @@ const FREED: &str = "
      rawtracepoint:kfree_skb { delete(@start, arg0); }
      rawtracepoint:consume_skb { delete(@start, arg0); }";
 
-fn floor(arguments: &Arguments, names: [&str; 2]) -> Result<Detach, Box<dyn Error>> {
-    let objects = arguments.objects.as_deref().ok_or("no object file is given")?;
-    let links = programs::attach(objects, &names)?;
-    Ok(Box::new(move || {
-        drop(links);
-        Ok(None)
-    }))
-}
-
-fn bpftrace(arguments: &Arguments, script: &str) -> Result<Detach, Box<dyn Error>> {
-    let tool = arguments.bpftrace.as_deref().ok_or("the tool could not be had")?;
-    let peer = Peer::start(tool, &["-f", "json", "-e", script], Sign::Links)?;
-    Ok(Box::new(|| Ok(Some(peer::bpftrace_calls(&peer.stop()?)))))
-}
-
 fn main() -> Result<(), Box<dyn Error>> {
     if load::was_load()? {
         return Ok(());
     }
     let arguments = Arguments::parse();
-    if arguments.table {
+    if arguments.common.table {
         print(&table::read()?);
         return Ok(());
     }
-    let asked = if arguments.rows.is_empty() { Row::value_variants() } else { &arguments.rows };
-    let mut rows = Rows::begin(arguments.pairs, arguments.runs)?;
-    for row in asked {
-        rows.measure(row.name(), || row.attach(&arguments))?;
-    }
-    println!("{}", rows.json(&NAMES));
-    rows.end()
+    arguments.common.measure(&arguments.rows, Row::value_variants(), |row| row.attach(&arguments.common))
 }
 
 fn print(measured: &[Value]) {

@@ -8,61 +8,32 @@
 mod shared;
 
 use std::error::Error;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Duration;
 
 use clap::{Parser, ValueEnum};
 use dwell::{Events, LatencyProbe, LatencyProbeBuilder};
 use serde_json::Value;
+use shared::instructions::{Common, tool};
 use shared::peer::{self, Peer, Sign};
-use shared::rows::{Detach, Rows};
-use shared::{load, own, programs, table};
+use shared::rows::Detach;
+use shared::{load, own, table};
 
 const FUNCTION: &str = "ip_rcv";
 
-/// The rows of the line and the table.
-const NAMES: [&str; 10] = [
-    "empty",
-    "floor",
-    "histogram",
-    "threshold",
-    "event",
-    "funclatency_fentry",
-    "funclatency_kprobe",
-    "bpftrace_fentry",
-    "bpftrace_kprobe",
-    "perf",
-];
-
 #[derive(Parser)]
 struct Arguments {
-    /// The compiled `benches/bpf/floor.bpf.c`
-    #[arg(long, required_unless_present = "table")]
-    objects: Option<PathBuf>,
+    #[command(flatten)]
+    common: Common,
     /// What to measure besides no probe at all; by default all of the table's
     #[arg(long, value_delimiter = ',')]
     rows: Vec<Row>,
-    /// Datagrams of a run
-    #[arg(long, default_value_t = 20_000)]
-    pairs: u32,
-    /// Runs, of which the median counts; one more before them doesn't
-    #[arg(long, default_value_t = 5)]
-    runs: usize,
     /// Where `scripts/peers` has put funclatency
     #[arg(long)]
     funclatency: Option<PathBuf>,
-    /// Where it has put bpftrace
-    #[arg(long)]
-    bpftrace: Option<PathBuf>,
     /// Where it has put perf
     #[arg(long)]
     perf: Option<PathBuf>,
-    /// Measure nothing: make a table of the lines on standard input
-    #[arg(long)]
-    table: bool,
-    /// Passed by cargo
-    #[arg(long, hide = true)]
-    bench: bool,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -105,28 +76,10 @@ impl Row {
         matches!(self, Row::Channel | Row::HistogramFrames | Row::ThresholdFrames)
     }
 
-    fn name(self) -> &'static str {
-        match self {
-            Row::Empty => "empty",
-            Row::Floor => "floor",
-            Row::Histogram => "histogram",
-            Row::Threshold => "threshold",
-            Row::Event => "event",
-            Row::Channel => "channel",
-            Row::HistogramFrames => "histogram_frames",
-            Row::ThresholdFrames => "threshold_frames",
-            Row::FunclatencyFentry => "funclatency_fentry",
-            Row::FunclatencyKprobe => "funclatency_kprobe",
-            Row::BpftraceFentry => "bpftrace_fentry",
-            Row::BpftraceKprobe => "bpftrace_kprobe",
-            Row::Perf => "perf",
-        }
-    }
-
     fn attach(self, arguments: &Arguments) -> Result<Detach, Box<dyn Error>> {
         match self {
-            Row::Empty => floor(arguments, ["empty_entry", "empty_exit"]),
-            Row::Floor => floor(arguments, ["floor_entry", "floor_exit"]),
+            Row::Empty => arguments.common.floor(["empty_entry", "empty_exit"]),
+            Row::Floor => arguments.common.floor(["floor_entry", "floor_exit"]),
             Row::Histogram => own::counted(probe().events(Events::None)),
             Row::HistogramFrames => own::counted(probe().events(Events::None).frames()),
             Row::Threshold => own::counted(probe().events(NEVER)),
@@ -135,8 +88,8 @@ impl Row {
             Row::Channel => own::received(probe()),
             Row::FunclatencyFentry => funclatency(arguments, &[FUNCTION]),
             Row::FunclatencyKprobe => funclatency(arguments, &["-k", FUNCTION]),
-            Row::BpftraceFentry => bpftrace(arguments, &script("fentry", "fexit")),
-            Row::BpftraceKprobe => bpftrace(arguments, &script("kprobe", "kretprobe")),
+            Row::BpftraceFentry => arguments.common.bpftrace(&script("fentry", "fexit")),
+            Row::BpftraceKprobe => arguments.common.bpftrace(&script("kprobe", "kretprobe")),
             Row::Perf => {
                 let perf = tool(arguments.perf.as_deref())?;
                 let peer = Peer::start(perf, &["ftrace", "latency", "-n", "-T", FUNCTION], Sign::Ftrace)?;
@@ -144,15 +97,6 @@ impl Row {
             }
         }
     }
-}
-
-fn floor(arguments: &Arguments, names: [&str; 2]) -> Result<Detach, Box<dyn Error>> {
-    let objects = arguments.objects.as_deref().ok_or("no object file is given")?;
-    let links = programs::attach(objects, &names)?;
-    Ok(Box::new(move || {
-        drop(links);
-        Ok(None)
-    }))
 }
 
 fn probe() -> LatencyProbeBuilder {
@@ -164,11 +108,6 @@ fn funclatency(arguments: &Arguments, options: &[&str]) -> Result<Detach, Box<dy
     Ok(Box::new(|| Ok(Some(peer::funclatency_calls(&peer.stop()?)))))
 }
 
-fn bpftrace(arguments: &Arguments, script: &str) -> Result<Detach, Box<dyn Error>> {
-    let peer = Peer::start(tool(arguments.bpftrace.as_deref())?, &["-f", "json", "-e", script], Sign::Links)?;
-    Ok(Box::new(|| Ok(Some(peer::bpftrace_calls(&peer.stop()?)))))
-}
-
 /// As bpftrace's own manual and tools measure a function.
 fn script(entry: &str, exit: &str) -> String {
     format!(
@@ -177,27 +116,17 @@ fn script(entry: &str, exit: &str) -> String {
     )
 }
 
-fn tool(directory: Option<&Path>) -> Result<&Path, Box<dyn Error>> {
-    Ok(directory.ok_or("the tool could not be had")?)
-}
-
 fn main() -> Result<(), Box<dyn Error>> {
     if load::was_load()? {
         return Ok(());
     }
     let arguments = Arguments::parse();
-    if arguments.table {
+    if arguments.common.table {
         print(&table::read()?);
         return Ok(());
     }
-    let all: Vec<Row> = Row::value_variants().iter().copied().filter(|row| !row.is_extra()).collect();
-    let asked = if arguments.rows.is_empty() { &all } else { &arguments.rows };
-    let mut rows = Rows::begin(arguments.pairs, arguments.runs)?;
-    for row in asked {
-        rows.measure(row.name(), || row.attach(&arguments))?;
-    }
-    println!("{}", rows.json(&NAMES));
-    rows.end()
+    let of_table: Vec<Row> = Row::value_variants().iter().copied().filter(|row| !row.is_extra()).collect();
+    arguments.common.measure(&arguments.rows, &of_table, |row| row.attach(&arguments))
 }
 
 /// What is to be reached: a row, what it is compared with, and the highest ratio.

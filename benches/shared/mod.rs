@@ -2,6 +2,7 @@
 
 #![allow(dead_code, reason = "not every benchmark needs all of it")]
 
+pub mod instructions;
 pub mod load;
 pub mod own;
 pub mod peer;

@@ -27,7 +27,7 @@ pub struct Rows {
     /// Without any, absolute.
     none: f64,
     /// By name; `None` if it couldn't be had.
-    added: Vec<(&'static str, Option<f64>)>,
+    added: Vec<(String, Option<f64>)>,
 }
 
 impl Rows {
@@ -45,7 +45,7 @@ impl Rows {
     /// Measures beside one probe. That it can't be attached is said, and leaves a gap.
     pub fn measure(
         &mut self,
-        name: &'static str,
+        name: String,
         attach: impl FnOnce() -> Result<Detach, Box<dyn Error>>,
     ) -> Result<(), Box<dyn Error>> {
         let added = match attach() {
@@ -58,7 +58,7 @@ impl Rows {
                 let seen = detach()?;
                 let added = taken.median - self.none;
                 eprintln!("{name:<20} {added:>+9.1} (spread {:.1}; {own:.1} in this process)", taken.spread);
-                self.check(name, seen);
+                self.check(&name, seen);
                 Some(added)
             }
             Err(error) => {
@@ -87,11 +87,11 @@ impl Rows {
     }
 
     /// `{"kernel":...,"none":...,NAME:...}`: what was added, by these names.
-    pub fn json(&self, names: &[&str]) -> String {
+    pub fn json(&self, names: impl Iterator<Item = String>) -> String {
         let kernel = rustix::system::uname();
         let mut line = format!("{{\"kernel\":\"{}\",\"none\":{:.1}", kernel.release().to_string_lossy(), self.none);
         for name in names {
-            let added = self.added.iter().find(|(row, _)| row == name).and_then(|(_, added)| *added);
+            let added = self.added.iter().find(|(row, _)| *row == name).and_then(|(_, added)| *added);
             let added = added.map_or_else(|| "null".to_owned(), |added| format!("{added:.1}"));
             // Writing into a string can't fail.
             let _ = write!(line, ",\"{name}\":{added}");
