@@ -139,6 +139,11 @@ unsafe impl Plain for Record {}
 // SAFETY: as above.
 unsafe impl Plain for KeyedRecord {}
 
+/// The words that the kernel wrote; what is less than one at the end isn't there.
+pub(crate) fn words(bytes: &[u8]) -> Vec<u64> {
+    bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect()
+}
+
 /// What the bytes of `struct dwell_state` tell.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) struct Summary {
@@ -159,8 +164,7 @@ impl State {
     pub(crate) fn summary(bytes: &[u8], oldest: u64) -> Option<Summary> {
         const WORD: usize = size_of::<u64>();
         (bytes.len() == size_of::<Self>()).then_some(())?;
-        let words: Vec<u64> =
-            bytes.chunks_exact(WORD).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
+        let words = words(bytes);
         let (slots, rest) = words.split_at(size_of::<[Slot; WAYS * SETS]>() / WORD);
         let (counters, rest) = rest.split_at(size_of::<[Counters; COUNTER_SETS]>() / WORD);
         let counters = counters.chunks_exact(size_of::<Counters>() / WORD).filter_map(Counters::from_words);

@@ -24,7 +24,7 @@ use crate::error::Error;
 use crate::event::MonotonicTime;
 use crate::group::GroupBy;
 use crate::histogram::Histogram;
-use crate::wire::RawHistogram;
+use crate::wire::{RawHistogram, words};
 
 /// A span's histograms in the kernel.
 #[derive(Debug)]
@@ -183,9 +183,7 @@ impl Latencies {
 
 /// Adds one CPU's, or one group's.
 fn add(histogram: &mut Histogram, bytes: &[u8]) {
-    let words: Vec<u64> =
-        bytes.chunks_exact(8).map(|word| u64::from_ne_bytes(word.try_into().unwrap_or_default())).collect();
-    histogram.add_raw(&words);
+    histogram.add_raw(&words(bytes));
 }
 
 /// That of a CPU that has counted nothing.

@@ -31,11 +31,12 @@ pub(crate) use room::choose_store;
 pub(crate) use span::{AttachedSpan, Snapshot, attach};
 pub(crate) use tally::{SpanTally, Tally};
 
+use self::rings::{CALL_STRIDE, KEYED_STRIDE};
 use self::state::{Programs, StateMaps};
 use crate::error::{Capability, Error};
 use crate::kernel;
 use crate::pairing::Store;
-use crate::wire::{KeyedRecord, Record, RingHead};
+use crate::wire::RingHead;
 
 /// The key of an array's only element.
 const FIRST_KEY: [u8; 4] = [0; 4];
@@ -145,8 +146,7 @@ pub(crate) fn possible_cpus() -> usize {
 impl Rings {
     /// Together of about this size.
     fn create(bytes: usize, cpus: u32, keyed: bool) -> libbpf_rs::Result<Self> {
-        let record = if keyed { size_of::<KeyedRecord>() } else { size_of::<Record>() };
-        let stride = (size_of::<u64>() + record) as u32;
+        let stride = if keyed { KEYED_STRIDE } else { CALL_STRIDE } as u32;
         let slots = slots_of_ring(bytes, cpus, stride);
         let size = size_of::<RingHead>() as u32 + slots * stride;
         let map = create_map(MapType::Array, "dwell_rings", 4, size, cpus, libbpf_sys::BPF_F_MMAPABLE)?;
@@ -155,7 +155,7 @@ impl Rings {
 
     /// Whether there is only room for the records of calls.
     fn is_short(&self) -> bool {
-        self.stride as usize == size_of::<u64>() + size_of::<Record>()
+        self.stride as usize == CALL_STRIDE
     }
 }
 

@@ -33,9 +33,12 @@ const TURN: usize = 256;
 const GIVE_BACK: usize = 64;
 /// So many records ahead the memory is asked for.
 const AHEAD: usize = 6;
-/// The words of a slot for a call's record, and for any.
-const CALL_SLOT: usize = 1 + size_of::<Record>() / WORD;
-const KEYED_SLOT: usize = 1 + size_of::<KeyedRecord>() / WORD;
+/// The bytes of a slot for a call's record, and for any.
+pub(super) const CALL_STRIDE: usize = WORD + size_of::<Record>();
+pub(super) const KEYED_STRIDE: usize = WORD + size_of::<KeyedRecord>();
+/// The same in words.
+const CALL_SLOT: usize = CALL_STRIDE / WORD;
+const KEYED_SLOT: usize = KEYED_STRIDE / WORD;
 
 /// The reading end of all CPUs' rings.
 #[derive(Debug)]
@@ -56,7 +59,7 @@ pub(super) struct CpuRings {
 impl CpuRings {
     /// Maps a new map with an element of `value_size` bytes for each of `cpus` CPUs: `slots` slots of `stride` bytes each.
     pub(super) fn map(fd: impl AsFd, cpus: usize, value_size: usize, slots: usize, stride: usize) -> Result<Self> {
-        let whole = value_size % WORD == 0 && [CALL_SLOT * WORD, KEYED_SLOT * WORD].contains(&stride);
+        let whole = value_size % WORD == 0 && [CALL_STRIDE, KEYED_STRIDE].contains(&stride);
         let needed = slots.checked_mul(stride).and_then(|slots| slots.checked_add(size_of::<RingHead>()));
         let fits = needed.is_some_and(|needed| needed <= value_size) && slots.is_power_of_two();
         if !whole || !fits || cpus == 0 {
