@@ -247,7 +247,8 @@ impl LatencyProbeBuilder {
 
     /// Attaches to the kernel, and returns once every hook is live: from then on each call counts.
     ///
-    /// On failure nothing is left attached. Either comes quickly, within some tens of milliseconds for each function.
+    /// On failure nothing is left attached. Either comes quickly, within some tens of milliseconds for each function, of
+    /// which up to four are attached at once, on threads that have ended when this returns.
     /// Nothing is printed; for what libbpf has to say see [`set_libbpf_log`](crate::set_libbpf_log).
     ///
     /// # Errors
@@ -334,11 +335,11 @@ impl LatencyProbeBuilder {
         let shared = Shared::create(store, wishes)?;
         // Reading before anything writes, so that attaching many functions on a busy machine loses no event.
         let codec = codec(&kernel, &plans, access.types);
-        let places: Vec<_> = codec.spans.iter().map(|span| span.place).collect();
+        let placed: Vec<_> = codec.spans.iter().map(|span| span.place).zip(&plans).collect();
         let reader = Reader::spawn(&shared, codec, delivery)?;
         let mut spans = Vec::with_capacity(plans.len());
-        for (plan, place) in plans.iter().zip(places) {
-            let attached = driver::attach(&shared, place, plan, self.in_flight as u32);
+        let attached = driver::attach_all(&shared, &placed, self.in_flight as u32, self.best_effort);
+        for (plan, attached) in plans.iter().zip(attached) {
             let Some(attached) = failures.unless_strict(&plan.name, attached)? else { continue };
             spans.push((SpanInfo::new(plan, attached.pairing(), store, access.types), attached));
         }

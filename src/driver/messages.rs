@@ -1,7 +1,7 @@
 //! What libbpf has to say: kept from stderr, put into errors, and offered to a hook.
 //!
-//! libbpf has one print callback for the whole process. It is ours only while this crate calls libbpf, and what other
-//! threads' libbpf says in the meantime goes on to the callback that was there before.
+//! libbpf has one print callback for the whole process. It is ours only while threads of this crate call libbpf, and what
+//! other threads' libbpf says in the meantime goes on to the callback that was there before.
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,10 +25,15 @@ pub enum LibbpfLevel {
 pub type LibbpfLog = fn(LibbpfLevel, &str);
 
 static HOOK: Mutex<Option<LibbpfLog>> = Mutex::new(None);
-/// Held while the print callback is ours.
-static TURN: Mutex<()> = Mutex::new(());
-/// The callback that was there before ours.
-static PREVIOUS: Mutex<Option<(PrintLevel, PrintCallback)>> = Mutex::new(None);
+static INSTALLED: Mutex<Installed> = Mutex::new(Installed { by: 0, previous: None });
+
+/// The print callback is ours while it isn't installed by nobody.
+struct Installed {
+    /// Calls of [`captured`] that are under way.
+    by: usize,
+    /// The callback that was there before the first of them.
+    previous: Option<(PrintLevel, PrintCallback)>,
+}
 
 thread_local! {
     /// The messages of this thread's calls; `None` while it makes none.
@@ -37,10 +42,10 @@ thread_local! {
 
 /// Has what libbpf says, while this crate uses it, passed to `hook`; `None`, the default, has it said to nobody.
 ///
-/// For the whole process, from the next [`attach`](crate::LatencyProbeBuilder::attach) on. The hook is called on the
-/// thread that attaches, or that reads for it, with everything down to [`LibbpfLevel::Debug`]; it must not attach a
-/// probe itself. A program's own libbpf print callback is left as it is. What matters for a failure is in the
-/// [`Error`](crate::Error) anyway.
+/// For the whole process, from the next [`attach`](crate::LatencyProbeBuilder::attach) on. The hook is called with
+/// everything down to [`LibbpfLevel::Debug`], on the threads that attach, which may be several at once, or that read for
+/// it; it must not attach a probe itself. A program's own libbpf print callback is left as it is. What matters for a
+/// failure is in the [`Error`](crate::Error) anyway.
 ///
 /// ```
 /// dwell::set_libbpf_log(Some(|level, message| eprint!("libbpf {level:?}: {message}")));
@@ -54,24 +59,37 @@ pub fn set_libbpf_log(hook: Option<LibbpfLog>) {
 ///
 /// Calls don't nest.
 pub(super) fn captured<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
-    let _turn = lock(&TURN);
     let hook = *lock(&HOOK);
     CAPTURED.set(Some(Vec::new()));
-    let level = if hook.is_some() { PrintLevel::Debug } else { PrintLevel::Info };
-    // Noted before ours is in force, so that no message of another thread is lost between.
-    *lock(&PREVIOUS) = libbpf_rs::get_print();
-    let previous = Restore(set_print(Some((level, receive))));
+    let installation = Installation::new(if hook.is_some() { PrintLevel::Debug } else { PrintLevel::Info });
     let result = work();
-    drop(previous);
+    drop(installation);
     (result, CAPTURED.take().unwrap_or_default())
 }
 
-/// Puts the print callback back, whatever happens.
-struct Restore(Option<(PrintLevel, PrintCallback)>);
+/// As long as it lives, the print callback is ours. Who is the last puts the other back, whatever happens.
+struct Installation;
 
-impl Drop for Restore {
+impl Installation {
+    fn new(level: PrintLevel) -> Self {
+        let mut installed = lock(&INSTALLED);
+        // Noted before ours is in force, so that no message of another thread is lost between.
+        if installed.by == 0 {
+            installed.previous = libbpf_rs::get_print();
+        }
+        installed.by += 1;
+        set_print(Some((level, receive)));
+        Self
+    }
+}
+
+impl Drop for Installation {
     fn drop(&mut self) {
-        set_print(self.0);
+        let mut installed = lock(&INSTALLED);
+        installed.by -= 1;
+        if installed.by == 0 {
+            set_print(installed.previous);
+        }
     }
 }
 
@@ -86,7 +104,7 @@ fn receive(level: PrintLevel, message: String) {
         None => false,
     });
     if !ours {
-        let previous = *lock(&PREVIOUS);
+        let previous = lock(&INSTALLED).previous;
         if let Some((_, print)) = previous.filter(|(most, _)| level <= *most) {
             print(level, message);
         }
@@ -107,4 +125,45 @@ fn receive(level: PrintLevel, message: String) {
 /// These mutexes guard single values, which a panic leaves whole.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Barrier;
+    use std::time::Duration;
+    use std::{ptr, thread};
+
+    use super::*;
+
+    /// Threads that use libbpf at the same time get what they caused themselves, and the last takes our callback away.
+    #[test]
+    fn apart_by_thread() {
+        let (begun, done) = (Barrier::new(8), Barrier::new(8));
+        thread::scope(|scope| {
+            for n in 0..8 {
+                let (begun, done) = (&begun, &done);
+                scope.spawn(move || {
+                    let path = format!("/no/such/object/{n}");
+                    let (opened, log) = captured(|| {
+                        begun.wait();
+                        let opened = libbpf_rs::ObjectBuilder::default().open_file(&path).map(drop);
+                        done.wait();
+                        opened
+                    });
+                    assert!(opened.is_err());
+                    assert!(!log.is_empty() && log.iter().all(|line| line.contains(&path)), "{path}: {log:?}");
+                });
+            }
+        });
+        // Other tests may be at it in this process.
+        let is_ours =
+            || libbpf_rs::get_print().is_some_and(|(_, print)| ptr::fn_addr_eq(print, receive as PrintCallback));
+        for _ in 0..1000 {
+            if !is_ours() {
+                return;
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+        panic!("the print callback is still ours");
+    }
 }

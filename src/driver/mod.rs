@@ -28,7 +28,7 @@ pub(crate) use latencies::Reading;
 pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub(crate) use reader::Reader;
 pub(crate) use room::choose_store;
-pub(crate) use span::{AttachedSpan, Snapshot, attach};
+pub(crate) use span::{AttachedSpan, Snapshot, attach_all};
 pub(crate) use tally::{SpanTally, Tally};
 
 use self::rings::{CALL_STRIDE, KEYED_STRIDE};

@@ -1,6 +1,8 @@
 //! Attached spans, and what the kernel's refusals mean.
 
-use std::sync::{Arc, Mutex, PoisonError};
+use std::num::NonZero;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use libbpf_rs::{Link, OpenProgramMut};
 
@@ -54,8 +56,42 @@ pub(super) struct Part {
     pub(super) maps: StateMaps,
 }
 
+/// The most threads that attach at once. Each has a copy of the kernel's type information, some 15 MiB.
+const THREADS: usize = 4;
+
+/// Loads and attaches these spans, several at once, since loading is all that takes long; gives their results in the
+/// same order. After a failure for which `goes_on` is not set none is begun any more, so results may be fewer.
+pub(crate) fn attach_all(
+    shared: &Shared,
+    spans: &[(Place, &SpanPlan)],
+    in_flight: u32,
+    goes_on: bool,
+) -> Vec<Result<AttachedSpan, Error>> {
+    let (next, failed) = (AtomicUsize::new(0), AtomicBool::new(false));
+    let results: Vec<OnceLock<_>> = spans.iter().map(|_| OnceLock::new()).collect();
+    let work = || {
+        while goes_on || !failed.load(Ordering::Relaxed) {
+            // Taken in their order, so that all before one that fails have been begun.
+            let n = next.fetch_add(1, Ordering::Relaxed);
+            let (Some((place, plan)), Some(result)) = (spans.get(n), results.get(n)) else { break };
+            let attached = attach(shared, *place, plan, in_flight);
+            failed.fetch_or(attached.is_err(), Ordering::Relaxed);
+            let _ = result.set(attached);
+        }
+    };
+    let cpus = std::thread::available_parallelism().map_or(1, NonZero::get);
+    std::thread::scope(|scope| {
+        for _ in 1..cpus.min(THREADS).min(spans.len()) {
+            // Where there can't be more threads, this one does it alone.
+            let _ = std::thread::Builder::new().name("dwell-attach".into()).spawn_scoped(scope, work);
+        }
+        work();
+    });
+    results.into_iter().map_while(OnceLock::into_inner).collect()
+}
+
 /// Loads and attaches a span; on failure nothing of it is left.
-pub(crate) fn attach(shared: &Shared, place: Place, plan: &SpanPlan, in_flight: u32) -> Result<AttachedSpan, Error> {
+fn attach(shared: &Shared, place: Place, plan: &SpanPlan, in_flight: u32) -> Result<AttachedSpan, Error> {
     let room = Room::new(in_flight, shared.store);
     let attach_as = |pairing| attach_as(shared, place, plan, &room, pairing);
     if let Body::Hooks(_) = plan.body {

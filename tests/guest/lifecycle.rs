@@ -172,6 +172,23 @@ fn as_many_as_the_kernel_allows() {
     assert_eq!(*reason, NotTraceable::TooManyProbes, "{error}");
     assert!((10..=20).contains(&probes.len()), "{} probes", probes.len());
 
+    // Among others, which are attached at the same time: all or nothing, or all but this one, in their order.
+    let among = || {
+        ["ip_rcv", "tcp_sendmsg", "ip_output", "udp_sendmsg", "udp_recvmsg", "tcp_recvmsg", "ip_local_deliver"]
+            .iter()
+            .fold(LatencyProbe::builder().ring_bytes(64 << 10), |builder, function| builder.function(*function))
+    };
+    let held = Held::now();
+    let error = among().attach().unwrap_err();
+    assert_eq!(error.hook(), Some("udp_sendmsg"), "{error}");
+    assert_back_to(&held);
+    let others = among().best_effort().attach().unwrap();
+    let failed: Vec<&str> = others.failures().iter().map(|failure| failure.span.as_str()).collect();
+    assert_eq!(failed, ["udp_sendmsg"]);
+    let attached: Vec<&str> = others.spans().iter().map(|span| span.name.as_str()).collect();
+    assert_eq!(attached, ["ip_rcv", "tcp_sendmsg", "ip_output", "udp_recvmsg", "tcp_recvmsg", "ip_local_deliver"]);
+    drop(others);
+
     ping_pong(&udp_to_itself(), 10, b"x");
     let (events, _) = finish(probes.pop().unwrap());
     assert_eq!(events.len(), 10);
