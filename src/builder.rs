@@ -11,9 +11,9 @@ use crate::delivery::{Callback, Delivery};
 use crate::driver::{self, Reader, Shared, Wishes};
 use crate::error::Error;
 use crate::events::{Events, LONGEST};
-use crate::kernel::{self, Kernel};
+use crate::kernel::{self, Kernel, Symbolizer};
 use crate::name::Name;
-use crate::plan::{Body, Role, SpanPlan};
+use crate::plan::{Body, HookPlan, Role, SpanPlan};
 use crate::probe::{Failure, LatencyProbe, Receivers, SpanInfo};
 use crate::resolve::{Access, Resolver};
 use crate::span::Span;
@@ -457,7 +457,18 @@ fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool) -> Codec {
         let short = name.strip_prefix("SKB_DROP_REASON_").or_else(|| name.strip_prefix("SKB_")).unwrap_or(&name);
         (code, Name::from(short))
     });
-    Codec { spans, ends, drop_reasons: drop_reasons.collect() }
+    let symbols = plans.iter().any(tells_who_drops).then(Symbolizer::shared);
+    Codec { spans, ends, drop_reasons: drop_reasons.collect(), symbols }
+}
+
+/// Whether there may be events of packets that were dropped, with the address of who did it.
+fn tells_who_drops(plan: &SpanPlan) -> bool {
+    let tells = |hook: &HookPlan| matches!(hook.role, Role::Abandon { location_word: Some(_), .. });
+    let hooks = match &plan.body {
+        Body::Calls(_) => return false,
+        Body::Hooks(hooks) => hooks,
+    };
+    plan.with_abandoned && plan.events.are_wanted() && hooks.iter().any(tells)
 }
 
 /// Whether the packet's length is read wherever the span starts.

@@ -1,12 +1,13 @@
 //! Bytes of a record → [`EventView`], or why they are none. Pure: no kernel, no clock, any input.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use plain::Plain;
 
 use crate::event::{DropReason, EventKey};
 use crate::flow::Flow;
-use crate::kernel::Return;
+use crate::kernel::{Return, Symbolizer};
 use crate::name::Name;
 use crate::span::Key;
 use crate::view::EventView;
@@ -20,6 +21,8 @@ pub(crate) struct Codec {
     pub(crate) ends: Vec<EndCodec>,
     /// The running kernel's names of the reasons for which it drops packets.
     pub(crate) drop_reasons: BTreeMap<u32, Name>,
+    /// Its functions by address; `None`: no record has one.
+    pub(crate) symbols: Option<Arc<Symbolizer>>,
 }
 
 /// What to know of a span before its records are read.
@@ -108,6 +111,13 @@ pub(crate) fn drop_reason(codec: &Codec, code: u32) -> Option<DropReason> {
     (code != 0).then(|| DropReason { code, name: codec.drop_reasons.get(&code).copied() })
 }
 
+/// The function that a dropped packet's record tells of, by the address to which freeing the packet returned there.
+#[cold]
+pub(crate) fn dropped_by(codec: &Codec, record: &Record) -> Option<Name> {
+    let symbols = codec.symbols.as_ref().filter(|_| record.ret != 0)?;
+    Some(symbols.resolve_caller(record.ret)?.function())
+}
+
 /// `None` for a flow of no known version.
 #[inline]
 pub(crate) fn event_key(key: Key, keyed: &KeyedRecord) -> Option<EventKey> {
@@ -168,6 +178,9 @@ mod tests {
                 end(2, "queued", Key::Skb, "tp:kfree_skb", Return::Void),
             ],
             drop_reasons: BTreeMap::from([(8, "NETFILTER_DROP".into())]),
+            symbols: Some(Arc::new(Symbolizer::canned(
+                "deadbeefffff0000 T nf_hook_slow.cold\ndeadbeeffffffff5 T ip_rcv\n",
+            ))),
         }
     }
 
@@ -254,7 +267,9 @@ mod tests {
         let queued = event(&keyed(2, 0xabc, outcome::REACHED, 8, &none));
         assert_eq!((queued.key, queued.outcome), (EventKey::Skb(0xabc), Outcome::Completed));
         let reason = |code| match event(&keyed(2, 0xabc, outcome::DROPPED, code, &none)).outcome {
-            Outcome::Dropped { reason } => reason.map(|reason| (reason.code, reason.name.map(|name| name.to_string()))),
+            Outcome::Dropped { reason, .. } => {
+                reason.map(|reason| (reason.code, reason.name.map(|name| name.to_string())))
+            }
             other => panic!("{other:?}"),
         };
         assert_eq!(reason(8), Some((8, Some("NETFILTER_DROP".to_owned()))));
@@ -268,6 +283,8 @@ mod tests {
         assert_eq!(decode(&keyed(6, 1, 0, 0, &none)), Err(Undecodable::End(6)));
         let dropped = event(&keyed(5, 1, outcome::DROPPED, 8, &none));
         assert_eq!((dropped.span, dropped.ended_at), ("queued".into(), "tp:kfree_skb".into()));
+        // It is no value that anything returned.
+        assert!(dropped.outcome.to_string() == "dropped (NETFILTER_DROP) in nf_hook_slow" && dropped.ret.is_none());
     }
 
     /// Addresses of both versions, and ports in network byte order.

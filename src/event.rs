@@ -109,6 +109,13 @@ pub enum Outcome {
     Dropped {
         /// Why, where the kernel says so (Linux 5.17 and later).
         reason: Option<DropReason>,
+        /// The function that dropped it, by freeing it, as [`Span::function`](crate::Span::function) takes it:
+        /// `nf_hook_slow`, or `MODULE:FUNCTION`. Where the compiler has made one function part of another, it is the
+        /// latter.
+        ///
+        /// `None` where this process may not see the kernel's addresses as the first such probe is attached (that takes
+        /// `CAP_SYSLOG`, unless `kernel.kptr_restrict` is 0), and for code without a name.
+        by: Option<Name>,
     },
     /// Its packet was freed before that, after it had served its purpose.
     Consumed,
@@ -128,11 +135,15 @@ impl Outcome {
     }
 }
 
-/// In one word, with the reason of a drop: `dropped (NETFILTER_DROP)`.
+/// In one word, and what there is to say of a drop: `dropped (NETFILTER_DROP) in nf_hook_slow`.
 impl fmt::Display for Outcome {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Self::Dropped { reason: Some(reason) } => write!(f, "dropped ({reason})"),
+            Self::Dropped { reason, by } if reason.is_some() || by.is_some() => {
+                f.write_str(self.as_str())?;
+                reason.map_or(Ok(()), |reason| write!(f, " ({reason})"))?;
+                by.map_or(Ok(()), |by| write!(f, " in {by}"))
+            }
             _ => f.pad(self.as_str()),
         }
     }
@@ -344,7 +355,7 @@ pub(crate) mod tests {
     #[test]
     fn size() {
         assert_eq!(size_of::<EventKey>(), 40);
-        assert_eq!(size_of::<LatencyEvent>(), 168);
+        assert_eq!(size_of::<LatencyEvent>(), 176);
     }
 
     /// The line for a person leaves out what isn't there.
@@ -359,10 +370,11 @@ pub(crate) mod tests {
         event.ret = None;
         event.skb = Some(Skb::new(0xffff_0000, None));
         event.key = EventKey::Sock(0xab);
-        event.outcome = Outcome::Dropped { reason: Some(DropReason { code: 8, name: Some("NETFILTER_DROP".into()) }) };
+        let reason = Some(DropReason { code: 8, name: Some("NETFILTER_DROP".into()) });
+        event.outcome = Outcome::Dropped { reason, by: Some("nf_hook_slow".into()) };
         assert_eq!(
             event.to_string(),
-            "ip_rcv 1.234µs curl/8 cpu 1->3 skb 0xffff0000 sock 0xab dropped (NETFILTER_DROP)"
+            "ip_rcv 1.234µs curl/8 cpu 1->3 skb 0xffff0000 sock 0xab dropped (NETFILTER_DROP) in nf_hook_slow"
         );
     }
 
@@ -370,9 +382,10 @@ pub(crate) mod tests {
     #[test]
     fn keys_read_well() {
         assert_eq!(EventKey::Idle(3).to_string(), "idle cpu 3");
-        let unnamed = Outcome::Dropped { reason: Some(DropReason { code: 131_072, name: None }) };
+        let unnamed = Outcome::Dropped { reason: Some(DropReason { code: 131_072, name: None }), by: None };
         assert_eq!(unnamed.to_string(), "dropped (reason 131072)");
-        assert_eq!(Outcome::Dropped { reason: None }.to_string(), "dropped");
+        assert_eq!(Outcome::Dropped { reason: None, by: Some("ip_rcv".into()) }.to_string(), "dropped in ip_rcv");
+        assert_eq!(Outcome::Dropped { reason: None, by: None }.to_string(), "dropped");
     }
 
     /// A thread's name is kept as it is and shown as text, whatever its bytes.

@@ -133,6 +133,8 @@ pub(crate) enum Role {
         outcome: u32,
         /// The word of the context that is the kernel's reason.
         reason_word: Option<u32>,
+        /// The word of the context that is an address in the function that did it.
+        location_word: Option<u32>,
     },
 }
 
@@ -151,6 +153,16 @@ pub(crate) enum KeySource {
 }
 
 impl HookPlan {
+    /// The word of the context that a record has in the place of a return value: that, or an address in the function that
+    /// dropped the packet.
+    pub(crate) fn return_word(&self) -> Option<u32> {
+        match (&self.site, self.role) {
+            (_, Role::Abandon { location_word, .. }) => location_word,
+            (Site::Exit(function), _) if self.site.ret() != Return::Void => Some(function.signature.words()),
+            _ => None,
+        }
+    }
+
     pub(crate) fn is_tracepoint(&self) -> bool {
         matches!(self.site, Site::Tracepoint(_))
     }

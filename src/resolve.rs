@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorKind};
 use crate::events::Events;
 use crate::group::GroupBy;
 use crate::hook::{Hook, Pick, Place};
-use crate::kernel::{Function, Kernel, Signature, Tracepoint};
+use crate::kernel::{Function, Kernel, Param, Signature, Tracepoint};
 use crate::name::Name;
 use crate::plan::{Body, CallPlan, GroupPlan, GroupSource, HookPlan, KeySource, Role, Site, SpanPlan};
 use crate::span::{Key, Shape, Span};
@@ -174,7 +174,8 @@ impl Resolver<'_> {
     ///
     /// A packet passes two of them, so that it is still seen to go if the kernel skips one of the programs.
     fn releases(&self, key: Key) -> Vec<HookPlan> {
-        let released = Role::Abandon { outcome: outcome::RELEASED, reason_word: None };
+        let went = |outcome| Role::Abandon { outcome, reason_word: None, location_word: None };
+        let released = went(outcome::RELEASED);
         let entry = |name| self.release(Hook::entry(name), key, released);
         let tracepoint = |name, role| self.release(Hook::tracepoint(name), key, role);
         let found = match key {
@@ -182,7 +183,7 @@ impl Resolver<'_> {
             // skb_release_head_state(), but for datagrams that were read. GRO has ways of its own to take a packet apart.
             Key::Skb => vec![
                 self.dropped(key),
-                tracepoint("consume_skb", Role::Abandon { outcome: outcome::CONSUMED, reason_word: None }),
+                tracepoint("consume_skb", went(outcome::CONSUMED)),
                 entry("__kfree_skb"),
                 entry("__consume_stateless_skb"),
                 entry("skb_release_head_state"),
@@ -219,11 +220,13 @@ impl Resolver<'_> {
     }
 
     fn dropped(&self, key: Key) -> Option<HookPlan> {
-        let role = |reason_word| Role::Abandon { outcome: outcome::DROPPED, reason_word };
-        let mut hook = self.release(Hook::tracepoint("kfree_skb"), key, role(None))?;
+        let role = |reason_word, location_word| Role::Abandon { outcome: outcome::DROPPED, reason_word, location_word };
+        let mut hook = self.release(Hook::tracepoint("kfree_skb"), key, role(None, None))?;
         let signature = hook.site.signature();
-        let reason = signature.params.iter().position(|param| param.ty == "enum skb_drop_reason");
-        hook.role = role(reason.map(|n| signature.word_of(n)));
+        let word = |is_it: fn(&Param) -> bool| signature.params.iter().position(is_it).map(|n| signature.word_of(n));
+        let reason = word(|param| param.ty == "enum skb_drop_reason");
+        let location = word(|param| param.name == "location");
+        hook.role = role(reason, location);
         Some(hook)
     }
 }
@@ -450,6 +453,12 @@ mod tests {
         let all = releases(&plan);
         assert!(all.contains(&"tp:kfree_skb".to_owned()) && all.contains(&"__kfree_skb".to_owned()), "{all:?}");
         assert!(plan.lives_are_seen && !plan.guard_head);
+        // void kfree_skb(struct sk_buff *skb, void *location, ...)
+        let words = hooks(&plan).iter().filter_map(|hook| match hook.role {
+            Role::Abandon { outcome: outcome::DROPPED, location_word, .. } => Some((location_word, hook.return_word())),
+            _ => None,
+        });
+        assert_eq!(words.collect::<Vec<_>>(), [(Some(1), Some(1))]);
         let plan = resolve(Access { functions: false, types: true, headers: true }, &span).unwrap().unwrap();
         assert_eq!(releases(&plan), ["tp:kfree_skb", "tp:consume_skb"]);
         assert!(!plan.lives_are_seen && plan.guard_head);

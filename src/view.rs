@@ -3,7 +3,7 @@
 use std::fmt;
 use std::time::Duration;
 
-use crate::decode::{Codec, EndCodec, drop_reason, event_key, return_value};
+use crate::decode::{Codec, EndCodec, drop_reason, dropped_by, event_key, return_value};
 use crate::event::{Comm, EventKey, LatencyEvent, MonotonicTime, Outcome, Skb};
 use crate::name::Name;
 use crate::span::Key;
@@ -54,7 +54,10 @@ impl<'a> EventView<'a> {
     pub fn outcome(&self) -> Outcome {
         let Some(keyed) = self.keyed else { return Outcome::Completed };
         match keyed.outcome {
-            outcome::DROPPED => Outcome::Dropped { reason: drop_reason(self.codec, keyed.reason) },
+            outcome::DROPPED => Outcome::Dropped {
+                reason: drop_reason(self.codec, keyed.reason),
+                by: dropped_by(self.codec, self.record),
+            },
             outcome::CONSUMED => Outcome::Consumed,
             outcome::RELEASED => Outcome::Released,
             _ => Outcome::Completed,

@@ -30,7 +30,7 @@
 struct dwell_record {
 	__u64 start_ns;   /* bpf_ktime_get_ns() (CLOCK_MONOTONIC) at the start */
 	__u64 latency_ns;
-	__u64 ret;        /* raw return register, 0 where there is none */
+	__u64 ret;        /* raw return register; of a dropped packet, an address in who did it; else 0 */
 	__u64 skb;        /* address of the packet, 0 where there is none */
 	__u32 end;        /* which of all the ends that the probe's spans have */
 	__u32 suspect;    /* 1: the start may be another call's, see is_certain() */

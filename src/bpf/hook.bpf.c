@@ -25,7 +25,7 @@ struct hook {
 	__u32 key_source;  /* what matches the ends: enum key_source, */
 	__u32 key_word;    /* made of this word of the context */
 	__u32 skb_word;    /* the word that is the packet, NO_WORD if there is none */
-	__u32 return_word; /* the word that is the value returned, at a function's exit */
+	__u32 return_word; /* the word that is the value returned, or tells where a packet was dropped */
 	__u32 outcome;     /* ROLE_ABANDON: why a packet goes here (enum dwell_outcome), */
 	__u32 reason_word; /* and the word that is the kernel's reason */
 	__u32 reversed;    /* the packet here flows the other way */

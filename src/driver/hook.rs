@@ -13,7 +13,6 @@ use super::span::{Part, Step, at, explain, explained};
 use super::state::StateMaps;
 use super::{messages, system_error};
 use crate::error::Error;
-use crate::kernel::Return;
 use crate::pairing::Store;
 use crate::plan::{HookPlan, Role, Site};
 use crate::span::Restart;
@@ -149,15 +148,12 @@ fn configure(config: &mut types::hook, end: u32, hook: &HookPlan) {
     config.key_source = hook.source as u32;
     config.key_word = hook.key_word;
     config.skb_word = hook.skb_word.unwrap_or(NO_WORD);
-    config.return_word = match &hook.site {
-        Site::Exit(function) if hook.site.ret() != Return::Void => function.signature.words(),
-        _ => NO_WORD,
-    };
+    config.return_word = hook.return_word().unwrap_or(NO_WORD);
     // enum role in hook.bpf.c
     (config.role, config.outcome, config.reason_word) = match hook.role {
         Role::Start => (0, outcome::REACHED, NO_WORD),
         Role::End => (1, outcome::REACHED, NO_WORD),
-        Role::Abandon { outcome, reason_word } => (2, outcome, reason_word.unwrap_or(NO_WORD)),
+        Role::Abandon { outcome, reason_word, .. } => (2, outcome, reason_word.unwrap_or(NO_WORD)),
     };
     config.reversed = hook.reversed.into();
     config.late = hook.late.into();

@@ -12,13 +12,13 @@ mod installed;
 mod lookup;
 mod refused;
 mod signature;
+mod symbolizer;
 mod symbols;
 
 pub(crate) use host::{btf_size, holds, lacks, lockdown, locked_memory_is_limited, modules_with_btf, user_namespace};
 pub(crate) use lookup::{Function, Kernel, Tracepoint};
-#[cfg(test)]
-pub(crate) use signature::Param;
-pub(crate) use signature::{Return, Signature};
+pub(crate) use signature::{Param, Return, Signature};
+pub(crate) use symbolizer::Symbolizer;
 pub(crate) use symbols::why_not_attached;
 
 use crate::error::{Capability, Error, ErrorKind};

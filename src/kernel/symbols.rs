@@ -13,7 +13,7 @@ use std::sync::{Arc, OnceLock};
 use super::{BTF_DIR, VMLINUX};
 use crate::error::NotTraceable;
 
-const KALLSYMS: &str = "/proc/kallsyms";
+pub(super) const KALLSYMS: &str = "/proc/kallsyms";
 
 /// Where tracefs is mounted: its own place, or the older one within debugfs.
 const FTRACE_LISTS: [&str; 2] =
@@ -188,7 +188,7 @@ fn name_at<'a>(text: &'a str, range: &Range<u32>) -> &'a str {
 }
 
 /// The function and the module of an entry of [`Names`].
-fn split(entry: &str) -> (&str, Option<&str>) {
+pub(super) fn split(entry: &str) -> (&str, Option<&str>) {
     entry.split_once('\t').map_or((entry, None), |(name, module)| (name, Some(module)))
 }
 
