@@ -74,6 +74,41 @@ fn every_packet() {
     }
 }
 
+/// Datagrams that nobody wants: the function that drops them, by typed tracepoints and by plain ones, wherever addresses
+/// aren't hidden.
+#[test]
+fn who_drops() {
+    let _alone = ONE_AT_A_TIME.lock();
+    let symbols = std::fs::read_to_string("/proc/kallsyms").unwrap_or_default();
+    let address = symbols.lines().find(|line| line.ends_with(" T ip_rcv")).unwrap_or("0").split(' ').next();
+    let hidden = address.is_some_and(|address| address.bytes().all(|digit| digit == b'0'));
+    for plain in [false, true] {
+        // None goes out again as it came.
+        let received = Span::between(Hook::tracepoint("netif_receive_skb"), Hook::tracepoint("net_dev_queue"));
+        let mut builder = LatencyProbe::builder().span(received.with_abandoned());
+        if plain {
+            builder = builder.plain_tracepoints();
+        }
+        let Some(probe) = attach("who_drops", builder) else { return };
+        let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
+        let nobody = UdpSocket::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
+        socket.send_to(b"x", nobody).unwrap();
+        let events = probe.events().clone();
+        let ledger = probe.stop();
+        let functions: Vec<_> = events
+            .iter()
+            .filter(|event| event.pid == std::process::id() && event.ended_at == "tp:kfree_skb")
+            .map(|event| match event.outcome {
+                Outcome::Dropped { by, .. } => by.map(|function| function.as_str()),
+                other => panic!("{other}: {event}"),
+            })
+            .collect();
+        // The second has been part of the first since 7.0.
+        let expected = [Some("udp_rcv"), Some("__udp4_lib_rcv")].map(|function| function.filter(|_| !hidden));
+        assert!(functions.iter().any(|function| expected.contains(function)), "{functions:?} {ledger}");
+    }
+}
+
 /// A million packets at some hundred addresses: no latency is longer than the run, and everything adds up.
 #[test]
 fn a_million_packets() {

@@ -151,6 +151,10 @@ fn to_json(event: &LatencyEvent) -> Value {
         "ended_at": event.ended_at.as_str(),
         "outcome": event.outcome.as_str(),
         "reason": reason(&event.outcome),
+        "dropped_by": match event.outcome {
+            Outcome::Dropped { by, .. } => by.map(|function| function.as_str()),
+            _ => None,
+        },
         "latency_ns": nanos(event.latency),
         "start_ns": event.start.as_nanos(),
         "key": event.key.to_string(),

@@ -133,7 +133,8 @@ fn a_known_delay() {
     assert!(queued[30] < ms(45) && sent[30] < ms(10), "{queued:?} {sent:?}");
 }
 
-/// Packets that a firewall drops are abandoned, with the kernel's reason, not lost and not paired with later ones.
+/// Packets that a firewall drops are abandoned, with the kernel's reason and the function that did it, not lost and not
+/// paired with later ones.
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn dropped_packets_are_abandoned() {
@@ -169,11 +170,14 @@ fn dropped_packets_are_abandoned() {
     assert_eq!((of("with", true), of("with", false)), (2 * PACKETS, PACKETS), "{ledger}");
     assert_eq!((of("without", true), of("without", false)), (2 * PACKETS, 0), "{ledger}");
     for event in events.iter().filter(|event| event.outcome != Outcome::Completed) {
-        let Outcome::Dropped { reason, .. } = &event.outcome else { panic!("{event}") };
+        let Outcome::Dropped { reason, by, .. } = &event.outcome else { panic!("{event}") };
         let name = reason.as_ref().and_then(|reason| reason.name.as_ref()).map(|name| name.to_string());
         // Reasons came with 5.17.
         let expected = (kernel_version() >= (5, 17)).then(|| "NETFILTER_DROP".to_owned());
         assert_eq!(name, expected, "{event}");
+        // Since 6.7 nftables frees what it drops itself, and in 6.1 as it is maintained.
+        let function = if kernel_version() < (6, 1) { "nf_hook_slow" } else { "nf_tables:nft_do_chain" };
+        assert_eq!(*by, Some(function.into()), "{event}");
         assert_eq!(event.ended_at, "tp:kfree_skb");
         assert!(event.latency < PATIENCE);
     }

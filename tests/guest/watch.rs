@@ -115,7 +115,7 @@ fn span() {
         let key = format!("skb {:#x}", event["skb"].as_u64().unwrap());
         assert_eq!((&event["span"], &event["key"]), (&LOOPBACK.into(), &key.into()), "{event}");
         assert_eq!((&event["ended_at"], &event["outcome"]), (&"tp:netif_receive_skb".into(), &"completed".into()));
-        assert!(event["reason"].is_null() && event["ret"].is_null(), "{event}");
+        assert!(event["reason"].is_null() && event["dropped_by"].is_null() && event["ret"].is_null(), "{event}");
     }
     for counter in ["abandoned", "expired", "overwritten", "unkeyed", "unmatched", "missed_releases"] {
         assert_eq!(ledger[LOOPBACK][counter], 0, "{counter}: {ledger}");
@@ -156,12 +156,18 @@ fn abandoned() {
     let dropped = dropped.unwrap_or_else(|| panic!("{events:?}"));
     let reason = if kernel_version() < (5, 17) { Value::Null } else { "NO_SOCKET".into() };
     assert_eq!(dropped["reason"], reason, "{dropped}");
+    // Since 7.0 the one is part of the other.
+    let function = if kernel_version() < (7, 0) { "__udp4_lib_rcv" } else { "udp_rcv" };
+    assert_eq!(dropped["dropped_by"], function, "{dropped}");
     assert_eq!((&ledger[SPAN]["completed"], &ledger[SPAN]["emitted"]), (&0.into(), &ledger[SPAN]["abandoned"]));
 
     let child = start(&["--abandoned", "--span", SPAN]);
     unwanted();
     let table = interrupt(child);
-    assert!(table.lines().next().unwrap().ends_with("OUTCOME") && table.contains(" dropped"), "{table}");
+    assert!(
+        table.lines().next().unwrap().ends_with("OUTCOME") && table.contains(&format!(" in {function}\n")),
+        "{table}"
+    );
 }
 
 /// What is too old is no event.
