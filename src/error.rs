@@ -44,6 +44,55 @@ pub enum ErrorKind {
         reason: String,
     },
 
+    /// The text of a filter can't be read.
+    #[error("the filter can't be read at character {position}: {reason}")]
+    #[non_exhaustive]
+    FilterSyntax {
+        /// Where it went wrong, in characters from 1; one more than there are at the end of the text.
+        position: usize,
+        /// The word that it went wrong with; empty at the end of the text.
+        word: String,
+        /// What is wrong with it, and what may have been meant.
+        reason: String,
+    },
+
+    /// A filter asks more of a packet than the kernel's table has room for.
+    #[error(
+        "the filter takes {tests} tests of a packet, and there is room for {most}: use prefixes and ranges in place of \
+         single addresses and ports"
+    )]
+    #[non_exhaustive]
+    FilterTooLong {
+        /// How many it takes: one for each thing that it asks, two for an address or port at either end.
+        tests: usize,
+        /// How many there may be.
+        most: usize,
+    },
+
+    /// What a filter names isn't on this host, as far as this process sees.
+    #[error("there is no {what} `{}` here{}{}", name.escape_debug(), reason_text(reason), near_text(near, ""))]
+    #[non_exhaustive]
+    NotFound {
+        /// What it should have been, such as `interface`.
+        what: &'static str,
+        /// The name that was asked for.
+        name: String,
+        /// What there is instead, where it is known; or empty.
+        reason: String,
+        /// Up to three names that look like it, the nearest first.
+        near: Vec<String>,
+    },
+
+    /// A filter asks for what only the host's own namespaces tell, and this process is in others.
+    #[error("`{filter}` can't be filtered by here: {reason}")]
+    #[non_exhaustive]
+    HostNeeded {
+        /// That part of the filter.
+        filter: String,
+        /// Which namespace it is, and what to do.
+        reason: &'static str,
+    },
+
     /// This kernel, with the modules that are loaded now, has no function of that name.
     #[error("this kernel has no function `{function}`{}", near_text(near, OTHER_MODULE))]
     #[non_exhaustive]
@@ -357,6 +406,10 @@ fn near_text(near: &[String], otherwise: &str) -> String {
     format!("; did you mean {}?", near.join(" or "))
 }
 
+fn reason_text(reason: &str) -> String {
+    if reason.is_empty() { String::new() } else { format!(": {reason}") }
+}
+
 fn arguments_text(arguments: &[String]) -> String {
     if arguments.is_empty() { "it has none".to_owned() } else { format!("it has: {}", arguments.join(", ")) }
 }
@@ -379,7 +432,38 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 15] = [
+        let cases: [(ErrorKind, &str); 20] = [
+            (
+                ErrorKind::FilterSyntax { position: 5, word: "x".into(), reason: "`x` is no port".into() },
+                "the filter can't be read at character 5: `x` is no port",
+            ),
+            (
+                ErrorKind::FilterTooLong { tests: 40, most: 32 },
+                "the filter takes 40 tests of a packet, and there is room for 32: \
+                 use prefixes and ranges in place of single addresses and ports",
+            ),
+            (
+                ErrorKind::NotFound {
+                    what: "interface",
+                    name: "eht0".into(),
+                    reason: String::new(),
+                    near: vec!["eth0".into()],
+                },
+                "there is no interface `eht0` here; did you mean `eth0`?",
+            ),
+            (
+                ErrorKind::NotFound {
+                    what: "network namespace",
+                    name: "/a".into(),
+                    reason: "it is a plain file".into(),
+                    near: vec![],
+                },
+                "there is no network namespace `/a` here: it is a plain file",
+            ),
+            (
+                ErrorKind::HostNeeded { filter: "pid 1".into(), reason: "only the host knows" },
+                "`pid 1` can't be filtered by here: only the host knows",
+            ),
             (
                 ErrorKind::UnknownFunction { function: "ip_rvc".into(), near: vec!["ip_rcv".into()] },
                 "this kernel has no function `ip_rvc`; did you mean `ip_rcv`?",
