@@ -1,11 +1,15 @@
 //! Which packets to measure: [`Filter`].
 
+mod compile;
+mod host;
 mod lexer;
 mod parse;
 mod primitive;
 #[cfg(test)]
 mod random;
 mod read;
+#[cfg(test)]
+mod reference;
 mod value;
 
 use std::fmt;
@@ -161,8 +165,8 @@ impl Filter {
         Self::is(Primitive::SidePort(Side::Remote, ports.into()))
     }
 
-    /// Packets at the interface of this name (`skb->dev`), or alternative name. It is looked up in the network namespace
-    /// of this process; in another one, another interface may have the same index.
+    /// Packets at the interface of this name (`skb->dev`), or alternative name of up to 15 bytes. It is looked up in the
+    /// network namespace of this process; in another one, another interface may have the same index.
     pub fn interface(name: impl Into<String>) -> Self {
         Self::is(Primitive::Interface(At::Now, Interface::Name(name.into())))
     }

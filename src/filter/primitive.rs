@@ -71,8 +71,8 @@ pub(super) enum Primitive {
 
 /// The most bytes that the kernel keeps of a thread's name (`TASK_COMM_LEN`, without the NUL).
 pub(super) const COMM_BYTES: usize = 15;
-/// The most bytes of an interface's alternative name (`ALTIFNAMSIZ`, without the NUL); others have up to 15.
-const ALTERNATIVE_NAME_BYTES: usize = 127;
+/// The most bytes of an interface's name (`IFNAMSIZ`, without the NUL).
+const INTERFACE_BYTES: usize = 15;
 
 impl Primitive {
     /// What is wrong with it, as far as can be said without this host.
@@ -89,9 +89,9 @@ impl Primitive {
             Self::Comm(name) => comm_complaint(name),
             Self::Interface(_, Interface::Name(name)) => {
                 let bad = name.is_empty()
-                    || name.len() > ALTERNATIVE_NAME_BYTES
+                    || name.len() > INTERFACE_BYTES
                     || name.contains(|c: char| c == '/' || c == '\0' || c.is_whitespace());
-                bad.then(|| format!("{name:?} is not an interface's name"))
+                bad.then(|| format!("{name:?} is not an interface's name, which has up to {INTERFACE_BYTES} bytes"))
             }
             Self::Interface(_, Interface::Index(0)) => Some("no interface has the index 0".to_owned()),
             Self::Netns(Netns::Path(path)) if path.as_os_str().is_empty() => {
@@ -157,8 +157,8 @@ impl fmt::Display for Primitive {
             Self::Mark { value, mask: u32::MAX } => write!(f, "mark {value:#x}"),
             Self::Mark { value, mask } => write!(f, "mark {value:#x}/{mask:#x}"),
             Self::Length { low, high } if low == high => write!(f, "len {low}"),
-            Self::Length { low: 0, high } => write!(f, "less {high}"),
             Self::Length { low, high: u32::MAX } => write!(f, "greater {low}"),
+            Self::Length { low: 0, high } => write!(f, "less {high}"),
             Self::Length { low, high } => write!(f, "len {low}-{high}"),
         }
     }

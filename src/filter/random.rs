@@ -26,8 +26,8 @@ impl Random {
         (self.bits() >> 32) % bound
     }
 
-    pub(super) fn pick<T: Copy>(&mut self, of: &[T]) -> T {
-        of[self.below(of.len() as u64) as usize]
+    pub(super) fn pick<T: Clone>(&mut self, of: &[T]) -> T {
+        of[self.below(of.len() as u64) as usize].clone()
     }
 
     /// Any number, often a small one.
@@ -102,13 +102,16 @@ impl Random {
         let end = self.pick(&[End::Source, End::Destination, End::Either]);
         match self.below(13) {
             0 => Primitive::Protocol(Protocol(self.pick(&[1, 6, 17, 47, 58, 132, 200, 0, 255]))),
-            1 => self.pick(&[true, false]).then_some(Primitive::Ipv4).unwrap_or(Primitive::Ipv6),
+            1 => self.pick(&[Primitive::Ipv4, Primitive::Ipv6]),
             2 | 3 => Primitive::Address(end, self.prefix()),
             4 => Primitive::Port(end, self.ports()),
             5 => Primitive::SidePort(self.pick(&[Side::Local, Side::Remote]), self.ports()),
             6 => Primitive::Interface(self.pick(&[At::Now, At::Received]), self.interface()),
             7 => Primitive::Netns(self.netns()),
-            8 => self.below(2).eq(&0).then_some(Primitive::Pid(7)).unwrap_or(Primitive::Tid(self.number())),
+            8 => {
+                let number = self.number();
+                self.pick(&[Primitive::Pid(number), Primitive::Tid(number)])
+            }
             9 => Primitive::Comm(self.word()),
             10 => Primitive::Cgroup(format!("/{}", self.text()).into()),
             11 => {

@@ -57,7 +57,7 @@ pub(super) fn not_loaded(wanted: &Wanted<'_>, installed: &Installed, is_loaded: 
 }
 
 /// The names most like this one.
-pub(super) fn near<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Vec<String> {
+pub(crate) fn near<'a>(name: &str, candidates: impl Iterator<Item = &'a str>) -> Vec<String> {
     let mut near: Vec<(f64, &str)> = Vec::new();
     for candidate in candidates {
         let similarity = strsim::jaro_winkler(name, candidate);

@@ -15,6 +15,7 @@ mod signature;
 mod symbolizer;
 mod symbols;
 
+pub(crate) use explain::near;
 pub(crate) use host::{btf_size, holds, lacks, lockdown, locked_memory_is_limited, modules_with_btf, user_namespace};
 pub(crate) use lookup::{Function, Kernel, Tracepoint};
 pub(crate) use signature::{Param, Return, Signature};
