@@ -5,7 +5,7 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpListener, TcpStream, UdpSocket};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, UdpSocket};
 use std::os::fd::AsFd;
 use std::process::{Command, Output, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -43,14 +43,14 @@ pub enum Side {
 }
 
 impl Side {
-    fn name(self) -> &'static str {
+    pub fn name(self) -> &'static str {
         match self {
             Self::Left => "left",
             Self::Right => "right",
         }
     }
 
-    fn other(self) -> Self {
+    pub fn other(self) -> Self {
         match self {
             Self::Left => Self::Right,
             Self::Right => Self::Left,
@@ -66,7 +66,7 @@ impl Side {
     }
 
     /// The hardware address of this end, and that of the device in the middle that leads here.
-    fn hardware(self) -> [String; 2] {
+    pub fn hardware(self) -> [String; 2] {
         [0, 1].map(|port| format!("02:77:00:00:0{port}:0{}", self as u8))
     }
 }
@@ -149,7 +149,8 @@ impl Lab {
         batch
     }
 
-    fn namespace(&self, host: &str) -> String {
+    /// The name of a host's network namespace.
+    pub fn namespace(&self, host: &str) -> String {
         format!("{}-{host}", self.name)
     }
 
@@ -191,7 +192,12 @@ impl Lab {
 
     /// A connection from the left to the right.
     pub fn tcp_pair(&self, ip: Ip) -> (TcpStream, TcpStream) {
-        let listener = self.right(|| listener(Side::Right.address(ip)));
+        self.tcp_pair_to(ip, 0)
+    }
+
+    /// The same, to a given port.
+    pub fn tcp_pair_to(&self, ip: Ip, port: u16) -> (TcpStream, TcpStream) {
+        let listener = self.right(|| listener(Side::Right.address(ip), port));
         let left = self.left(|| connect(&listener));
         (left, accept(&listener))
     }
@@ -263,6 +269,16 @@ impl Lab {
         self.counted(side, "tracking")
     }
 
+    /// Counts what arrives at this end with a mark.
+    pub fn count_marked(&self, side: Side) {
+        self.firewall(side, "marked", "meta mark 1 counter");
+    }
+
+    /// How many packets had the mark.
+    pub fn marked(&self, side: Side) -> u64 {
+        self.counted(side, "marked")
+    }
+
     fn firewall(&self, side: Side, table: &str, rules: &str) {
         let chain = format!("chain input {{\ntype filter hook input priority filter\n{rules}\n}}");
         self.on(side, || feed("nft -f -", &format!("table inet {table} {{\n{chain}\n}}\n")));
@@ -292,13 +308,18 @@ pub fn loopback_udp(ip: Ip) -> (UdpSocket, UdpSocket) {
 
 /// A connection on loopback.
 pub fn loopback_tcp(ip: Ip) -> (TcpStream, TcpStream) {
-    let listener = listener(ip.loopback());
+    let listener = listener(ip.loopback(), 0);
     let client = connect(&listener);
     (client, accept(&listener))
 }
 
 fn udp(address: IpAddr) -> UdpSocket {
-    let socket = UdpSocket::bind((address, 0)).expect("a free port");
+    udp_port((address, 0).into())
+}
+
+/// A socket with this port.
+pub fn udp_port(address: SocketAddr) -> UdpSocket {
+    let socket = UdpSocket::bind(address).unwrap_or_else(|error| panic!("{address}: {error}"));
     socket.set_read_timeout(Some(PATIENCE)).expect("any timeout goes");
     socket
 }
@@ -309,8 +330,8 @@ fn connected(a: UdpSocket, b: UdpSocket) -> (UdpSocket, UdpSocket) {
     (a, b)
 }
 
-fn listener(address: IpAddr) -> TcpListener {
-    let listener = TcpListener::bind((address, 0)).expect("a free port");
+fn listener(address: IpAddr, port: u16) -> TcpListener {
+    let listener = TcpListener::bind((address, port)).expect("a free port");
     // What has no timeout by itself gets one where it is accepted.
     listener.set_nonblocking(true).expect("it is a socket");
     listener
@@ -321,7 +342,8 @@ fn connect(listener: &TcpListener) -> TcpStream {
     prompt(TcpStream::connect_timeout(&address, PATIENCE).expect("it listens"))
 }
 
-fn accept(listener: &TcpListener) -> TcpStream {
+/// The next connection, once it is there.
+pub fn accept(listener: &TcpListener) -> TcpStream {
     let mut accepted = None;
     eventually("it is connected", || match listener.accept() {
         Ok((stream, _)) => accepted.replace(stream).is_none(),
@@ -383,13 +405,13 @@ pub fn packets(device: &str) -> (u64, u64) {
 }
 
 /// Sets a parameter of the thread's host.
-fn sysctl(name: &str, value: &str) {
+pub fn sysctl(name: &str, value: &str) {
     fs::write(format!("/proc/sys/net/{name}"), value).unwrap_or_else(|error| panic!("{name}: {error}"));
 }
 
 /// Runs a command that reads its input, and must succeed.
 #[track_caller]
-fn feed(command: &str, input: &str) {
+pub fn feed(command: &str, input: &str) {
     let output = fed(command, input).unwrap_or_else(|error| panic!("{command}: {error}"));
     assert!(output.status.success(), "{command}: {} {}", output.status, String::from_utf8_lossy(&output.stderr));
 }
