@@ -8,18 +8,21 @@ use std::process::{Command, exit};
 use libbpf_cargo::SkeletonBuilder;
 
 const OBJECTS: [&str; 5] = ["call", "hook", "session", "features", "feature_session"];
-const HEADERS: [&str; 11] = [
+const HEADERS: [&str; 14] = [
     "dwell.h",
     "kernel.h",
     "args.bpf.h",
     "call.bpf.h",
+    "filter.bpf.h",
     "flow.bpf.h",
     "frame.bpf.h",
     "group.bpf.h",
     "histogram.bpf.h",
     "inflight.bpf.h",
+    "packet.bpf.h",
     "ring.bpf.h",
     "shared.bpf.h",
+    "slowest.bpf.h",
 ];
 const OLDEST_CLANG: u32 = 14;
 

@@ -1,6 +1,8 @@
 //! What a user asks for: [`LatencyProbeBuilder`].
 
+use std::num::NonZero;
 use std::ops::RangeInclusive;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::bounded;
@@ -8,9 +10,10 @@ use crossbeam_channel::bounded;
 use crate::batch;
 use crate::decode::{Codec, EndCodec, Place, SpanCodec};
 use crate::delivery::{Callback, Delivery};
-use crate::driver::{self, Reader, Shared, Wishes};
+use crate::driver::{self, Reader, Records, Shared, Wishes};
 use crate::error::Error;
 use crate::events::{Events, LONGEST};
+use crate::filter::Filter;
 use crate::kernel::{self, Kernel, Symbolizer};
 use crate::name::Name;
 use crate::plan::{Body, HookPlan, Role, SpanPlan};
@@ -45,6 +48,10 @@ pub struct LatencyProbeBuilder {
     plain_tracepoints: bool,
     frames: bool,
     events: Events,
+    filter: Option<Filter>,
+    identify: bool,
+    inner_headers: bool,
+    slowest: usize,
     in_flight: usize,
     ring_bytes: Option<usize>,
     channel_capacity: usize,
@@ -54,6 +61,7 @@ pub struct LatencyProbeBuilder {
 const IN_FLIGHT: RangeInclusive<usize> = 1..=1 << 20;
 const CHANNEL_CAPACITY: RangeInclusive<usize> = 1..=1 << 24;
 const EVENTS_PER_BATCH: RangeInclusive<usize> = 1..=1 << 16;
+const SLOWEST: RangeInclusive<usize> = 0..=64;
 const GROUPS: RangeInclusive<usize> = 1..=1 << 14;
 const RING_BYTES: RangeInclusive<usize> = 1..=driver::LARGEST_RINGS;
 
@@ -66,6 +74,10 @@ impl LatencyProbeBuilder {
             plain_tracepoints: false,
             frames: false,
             events: Events::All,
+            filter: None,
+            identify: false,
+            inner_headers: false,
+            slowest: 0,
             in_flight: 8_192,
             ring_bytes: None,
             channel_capacity: 16_384,
@@ -119,6 +131,56 @@ impl LatencyProbeBuilder {
         self.span(Span::stage(stage))
     }
 
+    /// Only what passes this is measured: which packets, sockets or threads. It is decided in the kernel, at the start of
+    /// the span, before anything is stored. If there is one already, both must be passed; [`Span::filter`] is for one span.
+    ///
+    /// What is left out is in no counter, and its end meets nothing. What can't be told apart, since the packet couldn't
+    /// be read, is left out as well, and [`unparsed`](crate::SpanLedger::unparsed).
+    ///
+    /// ```
+    /// use dwell::{Filter, LatencyProbe};
+    ///
+    /// let filter: Filter = "tcp dst port 443 and not src host 10.0.0.0/8".parse()?;
+    /// let builder = LatencyProbe::builder().function("ip_rcv").filter(filter);
+    /// # drop(builder);
+    /// # Ok::<(), dwell::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails for a filter that can't be: too many tests, an interface, namespace or cgroup that isn't there; and with
+    /// [`NotFiltered`](crate::ErrorKind::NotFiltered) where a span starts at a hook that hasn't what it asks for.
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.filter = Some(match self.filter {
+            Some(other) => other.and(filter),
+            None => filter,
+        });
+        self
+    }
+
+    /// Has every event tell whose packet it is about: [`LatencyEvent::identity`](crate::LatencyEvent::identity). Off by
+    /// default.
+    ///
+    /// It is read as a span starts, since by its end the packet may be gone, and so it costs every call, whether or not it
+    /// becomes an event: some hundreds of instructions. Records get longer, so that fewer of them fit into the rings, and
+    /// each function, or span between hooks, takes 384 KiB more of the kernel's memory.
+    ///
+    /// Of spans that start at functions or typed tracepoints. Packets' headers take `bpf_probe_read_kernel()`, which the
+    /// lockdown mode `confidentiality` forbids.
+    pub fn identify(mut self) -> Self {
+        self.identify = true;
+        self
+    }
+
+    /// Has the headers within a packet count, where it carries another: by IPIP (IPv4 or IPv6 in IPv4 or IPv6) or VXLAN (UDP
+    /// port 4789), one level deep. By default the outer ones do.
+    ///
+    /// For [`identify`](Self::identify), and for filters.
+    pub fn inner_headers(mut self) -> Self {
+        self.inner_headers = true;
+        self
+    }
+
     /// Which latencies become events, for each span that doesn't say otherwise: see [`Span::events`]. Defaults to
     /// [`Events::All`]. Histograms and ledger count all.
     ///
@@ -164,6 +226,36 @@ impl LatencyProbeBuilder {
         self
     }
 
+    /// Has the kernel keep the `count` slowest latencies of each span, with all that events tell, until
+    /// [`LatencyProbe::slowest`] asks for them. Defaults to 0: none.
+    ///
+    /// Whatever becomes an event: also with [`Events::None`], and then without a ring, or a thread. What is abandoned isn't
+    /// among them.
+    ///
+    /// Each latency is compared with the least that is kept on its CPU, and nearly all calls have done with that; but calls
+    /// get dearer, since the programs that cost least don't do it. For each span, and each CPU that there can be, it takes
+    /// 128 bytes of the kernel's memory, and for each that is kept 176 bytes of calls and 288 of spans between hooks, or
+    /// 480 with [`identify`](Self::identify): with 64 of them on 16 CPUs at most 482 KiB.
+    ///
+    /// ```no_run
+    /// use dwell::{Events, LatencyProbe};
+    ///
+    /// let probe = LatencyProbe::builder().function("ip_rcv").events(Events::None).keep_slowest(5).attach()?;
+    /// std::thread::sleep(std::time::Duration::from_secs(10));
+    /// for event in probe.slowest("ip_rcv")?.events {
+    ///     println!("{event}");
+    /// }
+    /// # Ok::<(), dwell::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails if it is more than 64.
+    pub fn keep_slowest(mut self, count: usize) -> Self {
+        self.slowest = count;
+        self
+    }
+
     /// Uses plain raw tracepoints also where the kernel allows typed ones: for tests of what happens where it doesn't.
     #[doc(hidden)]
     pub fn plain_tracepoints(mut self) -> Self {
@@ -201,7 +293,8 @@ impl LatencyProbeBuilder {
     /// that is more, to 128 KiB for each CPU that there can be.
     ///
     /// Each CPU has a ring of its own, of an equal share, in which the number of records is rounded down to a power of two:
-    /// at least 8, and of up to 4 MiB. A record takes 88 bytes, or 144 if any span between hooks has events. While the
+    /// at least 8, and of up to 4 MiB. A record takes 88 bytes, 144 if any span between hooks has events, and 240 with
+    /// [`identify`](Self::identify). While the
     /// ring of its CPU is full, an event is dropped and counted as [`ring_dropped`](crate::SpanLedger::ring_dropped).
     ///
     /// Linux before 5.12 has one ring for all CPUs, rounded up to a power of two and to the page size. If no span wants
@@ -217,7 +310,7 @@ impl LatencyProbeBuilder {
 
     /// How many events the channel holds. Defaults to 16,384.
     ///
-    /// Its memory (about 180 bytes for each) is allocated by `attach`. While it is full, events are dropped and counted
+    /// Its memory (about 290 bytes for each) is allocated by `attach`. While it is full, events are dropped and counted
     /// as [`channel_dropped`](crate::SpanLedger::channel_dropped). With [`in_batches`](Self::in_batches) it is rounded up
     /// to whole batches, two at least, and memory is taken as batches fill. With a callback it has no effect.
     ///
@@ -317,7 +410,15 @@ impl LatencyProbeBuilder {
         kernel::check_privileges()?;
         let kernel = Kernel::open()?;
         let access = self.access();
-        let resolver = Resolver { kernel: &kernel, access, max_age: self.max_age, events: self.events };
+        let resolver = Resolver {
+            max_age: self.max_age,
+            events: self.events,
+            filter: self.filter.as_ref(),
+            identify: self.identify,
+            inner_headers: self.inner_headers,
+            slowest: NonZero::new(self.slowest as u32),
+            ..Resolver::new(&kernel, access)
+        };
         let mut failures = Failures::new(self.best_effort);
         let mut plans: Vec<SpanPlan> = Vec::new();
         for span in &self.spans {
@@ -328,15 +429,16 @@ impl LatencyProbeBuilder {
         let store = driver::choose_store()?;
         let wishes = Wishes {
             ring_bytes: plans.iter().any(|plan| plan.events.are_wanted()).then(|| self.bytes_of_rings()),
-            keyed: plans.iter().any(|plan| plan.events.are_wanted() && matches!(plan.body, Body::Hooks(_))),
+            records: plans.iter().map(records).max().unwrap_or(Records::OfCalls),
             typed: access.types,
+            headers: access.headers,
             sessions: !self.frames && plans.iter().any(|plan| matches!(plan.body, Body::Calls(_))),
         };
         let shared = Shared::create(store, wishes)?;
         // Reading before anything writes, so that attaching many functions on a busy machine loses no event.
-        let codec = codec(&kernel, &plans, access.types);
+        let codec = Arc::new(codec(&kernel, &plans, access.types));
         let placed: Vec<_> = codec.spans.iter().map(|span| span.place).zip(&plans).collect();
-        let reader = Reader::spawn(&shared, codec, delivery)?;
+        let reader = Reader::spawn(&shared, Arc::clone(&codec), delivery)?;
         let mut spans = Vec::with_capacity(plans.len());
         let attached = driver::attach_all(&shared, &placed, self.in_flight as u32, self.best_effort);
         for (plan, attached) in plans.iter().zip(attached) {
@@ -345,7 +447,7 @@ impl LatencyProbeBuilder {
         }
         let failures = failures.unless_all(spans.is_empty())?;
         let switch = shared.switch_on()?;
-        Ok(LatencyProbe::new(spans, failures, switch, reader, receivers))
+        Ok(LatencyProbe::new(spans, failures, switch, codec, reader, receivers))
     }
 
     /// What only spans between hooks need to know is only tried for them.
@@ -354,7 +456,8 @@ impl LatencyProbeBuilder {
         Access {
             functions: hooks && driver::trials::has_functions(),
             types: hooks && !self.plain_tracepoints && driver::trials::has_typed_tracepoints(),
-            headers: self.spans.iter().any(Span::reads_headers) && driver::trials::has_kernel_reads(),
+            headers: (self.identify || self.filter.is_some() || self.spans.iter().any(Span::reads_headers))
+                && driver::trials::has_kernel_reads(),
         }
     }
 
@@ -396,6 +499,7 @@ impl LatencyProbeBuilder {
         for span in &self.spans {
             in_range("max_groups", "groups", span.max_groups, &GROUPS)?;
         }
+        in_range("keep_slowest", "of the slowest", self.slowest, &SLOWEST)?;
         if let Some(bytes) = self.ring_bytes {
             in_range("ring_bytes", "bytes", bytes, &RING_BYTES)?;
         }
@@ -449,6 +553,7 @@ fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool) -> Codec {
             span_name: plan.name,
             key: plan.key,
             has_len,
+            identified: plan.identified,
             name: Name::from(&*name),
             ret,
         }));
@@ -469,6 +574,15 @@ fn tells_who_drops(plan: &SpanPlan) -> bool {
         Body::Hooks(hooks) => hooks,
     };
     plan.with_abandoned && plan.events.are_wanted() && hooks.iter().any(tells)
+}
+
+/// What its records have.
+fn records(plan: &SpanPlan) -> Records {
+    match plan.body {
+        _ if plan.identified => Records::Identified,
+        Body::Hooks(_) if plan.events.are_wanted() => Records::Keyed,
+        Body::Hooks(_) | Body::Calls(_) => Records::OfCalls,
+    }
 }
 
 /// Whether the packet's length is read wherever the span starts.
@@ -569,6 +683,9 @@ mod tests {
         }
         for events in [0, (1 << 16) + 1, usize::MAX] {
             assert_eq!(rejected(builder().in_batches(events)).0, "in_batches");
+        }
+        for count in [65, usize::MAX] {
+            assert_eq!(rejected(builder().keep_slowest(count)).0, "keep_slowest");
         }
         for bytes in [0, (1 << 30) + 1, usize::MAX] {
             assert_eq!(rejected(builder().ring_bytes(bytes)).0, "ring_bytes");

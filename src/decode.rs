@@ -11,7 +11,7 @@ use crate::kernel::{Return, Symbolizer};
 use crate::name::Name;
 use crate::span::Key;
 use crate::view::EventView;
-use crate::wire::{KeyedRecord, RawFlow, Record, outcome};
+use crate::wire::{IdentifiedRecord, KeyedRecord, RawFlow, Record, outcome};
 
 /// What reading a probe's records takes.
 #[derive(Debug, Clone, Default)]
@@ -51,6 +51,8 @@ pub(crate) struct EndCodec {
     pub(crate) key: Key,
     /// Whether the packet's length is read at the start.
     pub(crate) has_len: bool,
+    /// Whether its records have an identity.
+    pub(crate) identified: bool,
     pub(crate) name: Name,
     pub(crate) ret: Return,
 }
@@ -81,7 +83,8 @@ impl Codec {
     pub(crate) fn view<'a>(&'a self, bytes: &'a [u8]) -> Result<EventView<'a>, Undecodable> {
         const SHORT: usize = size_of::<Record>();
         const LONG: usize = size_of::<KeyedRecord>();
-        if bytes.len() != SHORT && bytes.len() != LONG {
+        const LONGEST: usize = size_of::<IdentifiedRecord>();
+        if ![SHORT, LONG, LONGEST].contains(&bytes.len()) {
             return Err(Undecodable::Size(bytes.len()));
         }
         let record = Record::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?;
@@ -102,7 +105,12 @@ impl Codec {
                 return Err(Undecodable::Flow(keyed.flow.version));
             }
         }
-        Ok(EventView::new(self, end, record, keyed))
+        let identity = match end.identified {
+            false => None,
+            true if bytes.len() != LONGEST => return Err(Undecodable::Size(bytes.len())),
+            true => Some(&IdentifiedRecord::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?.identity),
+        };
+        Ok(EventView::new(self, end, record, keyed, identity))
     }
 }
 
@@ -164,6 +172,7 @@ mod tests {
             span_name: span_name.into(),
             key,
             has_len: true,
+            identified: false,
             name: name.into(),
             ret,
         };
@@ -176,6 +185,7 @@ mod tests {
                 end(3, "flow", Key::Flow, "b", Return::Void),
                 end(4, "thread", Key::Thread, "c", Return::Void),
                 end(2, "queued", Key::Skb, "tp:kfree_skb", Return::Void),
+                EndCodec { identified: true, ..end(0, "ip_rcv", Key::Call, "ip_rcv", INT) },
             ],
             drop_reasons: BTreeMap::from([(8, "NETFILTER_DROP".into())]),
             symbols: Some(Arc::new(Symbolizer::canned(
@@ -186,11 +196,11 @@ mod tests {
 
     /// Aligned, as all records are.
     #[repr(align(8))]
-    struct Aligned([u8; 145]);
+    struct Aligned([u8; 241]);
 
     /// What a record tells: its span's index, whether it is suspect, and all the rest.
     fn decode(bytes: &[u8]) -> Result<(usize, bool, LatencyEvent), Undecodable> {
-        let mut aligned = Aligned([0; 145]);
+        let mut aligned = Aligned([0; 241]);
         aligned.0[..bytes.len()].copy_from_slice(bytes);
         let codec = codec();
         let view = codec.view(&aligned.0[..bytes.len()])?;
@@ -248,8 +258,41 @@ mod tests {
             cpu_end: 2,
             ret: Some(-11),
             skb: Some(Skb::new(0xffff_8880_0000_1000, Some(84))),
+            identity: None,
         };
         assert_eq!(decode(&bytes(&record())), Ok((0, true, event)));
+    }
+
+    /// An identity comes last, behind the place where a call has nothing; a span that should have one has none otherwise.
+    #[test]
+    fn decodes_identities() {
+        let raw = crate::identity::tests::raw();
+        let short = bytes(&Record { end: 6, ..record() });
+        let mut long = short.clone();
+        long.extend([0xaa; size_of::<KeyedRecord>() - size_of::<Record>()]);
+        assert_eq!(decode(&short).unwrap_err(), Undecodable::Size(80));
+        assert_eq!(decode(&long).unwrap_err(), Undecodable::Size(136));
+        let mut words = bytes_of_identity(&raw);
+        long.append(&mut words);
+        let decoded = event(&long);
+        assert_eq!(decoded.identity, Some(crate::identity::Identity::new(&raw)));
+        assert_eq!((decoded.outcome, decoded.key), (Outcome::Completed, EventKey::Call));
+        // Room for one doesn't mean that there is one.
+        long[32..36].copy_from_slice(&0_u32.to_ne_bytes());
+        assert_eq!(event(&long).identity, None);
+    }
+
+    /// As the kernel writes it: the members in order, in the machine's byte order.
+    fn bytes_of_identity(raw: &crate::wire::RawIdentity) -> Vec<u8> {
+        let flow = raw.flow;
+        let mut bytes = [flow.saddr, flow.daddr].concat();
+        bytes.extend(flow.sport.into_iter().chain(flow.dport).chain([flow.version, flow.protocol]).chain(flow.unused));
+        bytes.extend([raw.cgroup, raw.cookie].into_iter().flat_map(u64::to_ne_bytes));
+        let words = [raw.known, raw.len, raw.seq, raw.mark, raw.hash, raw.netns, raw.interface, raw.received_on];
+        bytes.extend(words.into_iter().flat_map(u32::to_ne_bytes));
+        bytes.extend([raw.vlan, raw.queue].into_iter().flat_map(u16::to_ne_bytes));
+        bytes.extend([raw.tos, raw.ttl, raw.tcp_flags, raw.direction]);
+        bytes
     }
 
     fn keyed(end: u32, key: u64, outcome: u32, reason: u32, flow: &[u8; 40]) -> Vec<u8> {
@@ -280,7 +323,7 @@ mod tests {
         assert_eq!(event(&keyed(4, 1 << 32 | 17, 0, 0, &none)).key, EventKey::Thread(17));
         assert_eq!(event(&keyed(4, 2 << 32 | 1, 0, 0, &none)).key, EventKey::Idle(1));
         assert_eq!(decode(&keyed(2, 1, 4, 0, &none)), Err(Undecodable::Outcome(4)));
-        assert_eq!(decode(&keyed(6, 1, 0, 0, &none)), Err(Undecodable::End(6)));
+        assert_eq!(decode(&keyed(7, 1, 0, 0, &none)), Err(Undecodable::End(7)));
         let dropped = event(&keyed(5, 1, outcome::DROPPED, 8, &none));
         assert_eq!((dropped.span, dropped.ended_at), ("queued".into(), "tp:kfree_skb".into()));
         // It is no value that anything returned.
@@ -355,7 +398,7 @@ mod tests {
         let mut longer = whole.clone();
         longer.push(0);
         assert_eq!(decode(&longer), Err(Undecodable::Size(81)));
-        let mut aligned = Aligned([0; 145]);
+        let mut aligned = Aligned([0; 241]);
         for shift in 1..8 {
             aligned.0[shift..shift + 80].copy_from_slice(&whole);
             assert_eq!(codec().view(&aligned.0[shift..shift + 80]).err(), Some(Undecodable::Alignment));
@@ -384,7 +427,7 @@ mod tests {
             state ^= state >> 27;
             state.wrapping_mul(0x2545_f491_4f6c_dd1d)
         };
-        let mut aligned = Aligned([0; 145]);
+        let mut aligned = Aligned([0; 241]);
         let bytes = &mut aligned.0[..144];
         let mut decoded = 0;
         for n in 0..1_000_000 {

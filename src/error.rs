@@ -174,6 +174,18 @@ pub enum ErrorKind {
         reason: &'static str,
     },
 
+    /// A span can't be filtered by what was asked for: where it starts, that isn't to be had.
+    #[error("`{hook}` can't be filtered by {by}: {reason}")]
+    #[non_exhaustive]
+    NotFiltered {
+        /// The function or tracepoint.
+        hook: String,
+        /// What was asked for.
+        by: &'static str,
+        /// What is lacking.
+        reason: &'static str,
+    },
+
     /// The function exists but fentry/fexit programs can't be attached to it.
     #[error("`{function}` can't be traced: {reason}")]
     #[non_exhaustive]
@@ -311,7 +323,8 @@ impl Error {
             ErrorKind::NoKey { hook, .. }
             | ErrorKind::NoTypes { hook, .. }
             | ErrorKind::NoHeaders { hook }
-            | ErrorKind::NotGrouped { hook, .. } => Some(hook),
+            | ErrorKind::NotGrouped { hook, .. }
+            | ErrorKind::NotFiltered { hook, .. } => Some(hook),
             _ => None,
         }
     }

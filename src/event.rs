@@ -7,6 +7,7 @@ use std::time::{Duration, SystemTime};
 use rustix::time::{ClockId, clock_gettime};
 
 use crate::flow::Flow;
+use crate::identity::Identity;
 use crate::name::Name;
 
 /// One finished span: how long it took, and whose it was.
@@ -62,6 +63,10 @@ pub struct LatencyEvent {
     /// The packet, where an argument at the end is a `struct sk_buff *`, or it is what was matched, and isn't NULL (the
     /// first, if several).
     pub skb: Option<Skb>,
+    /// Whose packet it was, as it started. `None` where nobody asked for that
+    /// ([`identify`](crate::LatencyProbeBuilder::identify)), or where it can't be had: at plain raw tracepoints, and where
+    /// the packet may have been freed.
+    pub identity: Option<Identity>,
 }
 
 impl LatencyEvent {
@@ -74,7 +79,7 @@ impl LatencyEvent {
 /// One line for a person: span, latency, thread, CPU, and what else there is.
 impl fmt::Display for LatencyEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { span, latency, outcome, key, tid, comm, cpu_start, cpu_end, ret, skb, .. } = self;
+        let Self { span, latency, outcome, key, tid, comm, cpu_start, cpu_end, ret, skb, identity, .. } = self;
         write!(f, "{span} {latency:?} {comm}/{tid} cpu {cpu_start}")?;
         if cpu_start != cpu_end {
             write!(f, "->{cpu_end}")?;
@@ -90,6 +95,9 @@ impl fmt::Display for LatencyEvent {
         }
         if let EventKey::SkbHead(_) | EventKey::Sock(_) | EventKey::Flow(_) = key {
             write!(f, " {key}")?;
+        }
+        if let Some(identity) = identity {
+            write!(f, " {identity}")?;
         }
         if *outcome != Outcome::Completed {
             write!(f, " {outcome}")?;
@@ -340,6 +348,7 @@ pub(crate) mod tests {
             cpu_end: 1,
             ret: None,
             skb: None,
+            identity: None,
         }
     }
 
@@ -355,7 +364,7 @@ pub(crate) mod tests {
     #[test]
     fn size() {
         assert_eq!(size_of::<EventKey>(), 40);
-        assert_eq!(size_of::<LatencyEvent>(), 176);
+        assert_eq!(size_of::<LatencyEvent>(), 280);
     }
 
     /// The line for a person leaves out what isn't there.

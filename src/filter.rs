@@ -16,6 +16,7 @@ use std::fmt;
 use std::ops::{BitAnd, BitOr, Bound, Not, RangeBounds};
 use std::path::PathBuf;
 
+pub(crate) use compile::{Field, Test};
 pub use value::{Ports, Prefix, Protocol};
 
 use primitive::{At, End, Interface, Netns, Primitive, Side};
@@ -47,7 +48,7 @@ use primitive::{At, End, Interface, Netns, Primitive, Side};
 /// | `dev eth0`, `dev 2` (or `ifname`); `iif eth0` | the interface that the packet is at; that it was received on |
 /// | `netns /run/netns/blue`, `netns pid 123`, `netns 4026531840` | the network namespace |
 /// | `pid 1`, `tid 1`, `comm curl` | the process or thread that runs |
-/// | `cgroup /sys/fs/cgroup/system.slice`, `cgroup /system.slice` | the cgroup of that thread, or one above it |
+/// | `cgroup /sys/fs/cgroup/system.slice`, `cgroup /system.slice` | the socket's cgroup, or one above it |
 /// | `mark 0x1`, `mark 0x1/0xff` | the packet's mark |
 /// | `len 100`, `len 100-200`, `less 200`, `greater 100` | the packet's length in bytes, bounds included |
 ///
@@ -65,6 +66,33 @@ use primitive::{At, End, Interface, Netns, Primitive, Side};
 ///
 /// What is written is read as an equal filter, up to the size that is read: 4,096 bytes, 64 pairs of parentheses within
 /// each other.
+///
+/// # What is matched
+///
+/// It is decided where the span starts, by what is known there: from the packet's headers where it has them, else from its
+/// socket, or the function's own; where a function has no packet, from the socket alone.
+///
+/// | packet | what counts |
+/// |---|---|
+/// | VLAN, tag taken off by the interface, or in the packet, or two of them | the IP header behind the tags |
+/// | IPv6 with extension headers | what follows them, up to six |
+/// | the first fragment of a packet | its ports, as in any other |
+/// | a later fragment | addresses and protocol. **It has no ports: it matches no `port`, and each `not port`** |
+/// | ICMP, and what else has no ports | likewise |
+/// | ARP, and what else isn't IP | none of `ip`, `ip6`, `host`, `net`, `port` and protocols; but each `not` of them |
+/// | a super-packet, put together by GRO or not yet cut by GSO | its headers, once for all of it; its length is that of all |
+/// | data outside the linear part (`sendfile`, `MSG_ZEROCOPY`) | its headers, which are in it |
+/// | IPIP, VXLAN | the outer headers, or the inner ones if [`inner_headers`](crate::LatencyProbeBuilder::inner_headers) asks for it |
+/// | headers not written yet, on the way out | the socket: its own port, and of a connected one its peer |
+/// | `::ffff:10.0.0.1` as a socket's address | 10.0.0.1, as which it is also written in a filter |
+///
+/// What can't be told, as the peer of a socket that isn't connected, makes a test neither true nor false, and `not` of it as
+/// well. Where that decides, the packet is left out and counted as [`unparsed`](crate::SpanLedger::unparsed).
+///
+/// `local port` and `remote port` are told by the socket. Of a packet that was received and has no socket yet, the
+/// destination's is taken for the local one, also where it will be forwarded; and before the kernel has noted by which
+/// interface it came in (`__netif_receive_skb_core` does), neither that nor `iif` can be told. `pid`, `tid` and `comm` are of the thread that
+/// runs: in a softirq that is whatever was interrupted.
 ///
 /// # Kernel and privileges
 ///

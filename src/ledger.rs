@@ -95,6 +95,9 @@ pub struct SpanLedger {
     pub unmatched: u64,
     /// Runs of `from` or `to` at which there was no key: a NULL pointer, a packet that isn't IP, a socket without a peer.
     pub unkeyed: u64,
+    /// Starts that a [`filter`](crate::LatencyProbeBuilder::filter) left out because it couldn't be told whether they pass:
+    /// the packet couldn't be read, or hasn't got its headers yet. What is known not to pass isn't counted.
+    pub unparsed: u64,
     /// Starts that the kernel kept from the probe. It skips a program that is already running on that CPU, as
     /// happens when a task is preempted or interrupted within it. Linux before 5.12 doesn't do that, and it is 0.
     ///
@@ -150,6 +153,7 @@ impl SpanLedger {
             ("open", self.open),
             ("unmatched", self.unmatched),
             ("unkeyed", self.unkeyed),
+            ("unparsed", self.unparsed),
             ("missed", self.missed),
             ("missed_exits", self.missed_exits),
             ("missed_releases", self.missed_releases),
@@ -230,6 +234,7 @@ mod tests {
             open: 3,
             unmatched: 4,
             unkeyed: 5,
+            unparsed: 6,
             missed: 0,
             missed_exits: 1,
             missed_releases: 0,
@@ -272,7 +277,7 @@ mod tests {
     fn reads_well() {
         let text = "ip_rcv: started 100 completed 75 emitted 66 below_threshold 13 unsampled 7 delivered 59 \
                     ring_dropped 2 channel_dropped 3 withheld 2 abandoned 6 untracked 4 overwritten 1 mismatched 2 \
-                    doubtful 5 expired 4 open 3 unmatched 4 unkeyed 5 missed_exits 1";
+                    doubtful 5 expired 4 open 3 unmatched 4 unkeyed 5 unparsed 6 missed_exits 1";
         assert_eq!(account().to_string(), text);
         let ledger = Ledger { spans: vec![account(), account()], undecodable: 1 };
         assert_eq!(ledger.to_string(), format!("{text}\n{text}\nundecodable records: 1"));

@@ -1,9 +1,11 @@
 //! What is to be attached: plain data, from the resolver to the driver.
 
 use std::fmt;
+use std::num::NonZero;
 use std::time::Duration;
 
 use crate::events::Events;
+use crate::filter::Test;
 use crate::group::GroupBy;
 use crate::kernel::{Function, Return, Tracepoint};
 use crate::name::Name;
@@ -21,6 +23,14 @@ pub(crate) struct SpanPlan {
     pub(crate) events: Events,
     pub(crate) group_by: Option<GroupBy>,
     pub(crate) max_groups: u32,
+    /// So many of the slowest are kept.
+    pub(crate) slowest: Option<NonZero<u32>>,
+    /// Which starts are wanted; none of these: all.
+    pub(crate) tests: Vec<Test>,
+    /// Its events tell whose packets they are about.
+    pub(crate) identified: bool,
+    /// Of packets within others, those are meant.
+    pub(crate) inner_headers: bool,
     /// What the key stands for is seen to go whenever it does, or has no life that matters.
     pub(crate) lives_are_seen: bool,
     /// It isn't, so both ends must have the same data as well.
@@ -32,6 +42,16 @@ impl SpanPlan {
     /// two hooks where it goes, if functions are among them, so that one of them may be skipped.
     pub(crate) fn is_doubted(&self) -> bool {
         !(self.key == Key::Skb && self.lives_are_seen)
+    }
+
+    /// Whether what is completed makes records, as events or to be kept.
+    pub(crate) fn makes_records(&self) -> bool {
+        self.events.are_wanted() || self.slowest.is_some()
+    }
+
+    /// Whether starts have to find out what group they belong to.
+    pub(crate) fn is_grouped(&self) -> bool {
+        self.group_by.is_some_and(|by| by != GroupBy::Cpu)
     }
 }
 
@@ -62,24 +82,42 @@ pub(crate) struct CallPlan {
     /// The word of the context that is a `struct sk_buff *`.
     pub(crate) skb_word: Option<u32>,
     pub(crate) condition: Option<Condition>,
-    pub(crate) group: Option<GroupPlan>,
+    pub(crate) subject: SubjectPlan,
 }
 
-/// Where a span's group is found as it starts.
+/// No word of a program's context, see `args.bpf.h`.
+pub(crate) const NO_WORD: u32 = 13;
+
+/// Where a start finds what it is about: whose packet it is, and what group it belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct GroupPlan {
-    pub(crate) source: GroupSource,
-    /// The word of the context that it is.
+pub(crate) struct SubjectPlan {
+    pub(crate) source: SubjectSource,
+    /// The word of the context that it is, or [`NO_WORD`].
     pub(crate) word: u32,
+    /// Of a packet, the word that is its socket, or [`NO_WORD`].
+    pub(crate) sock_word: u32,
 }
 
-/// `enum group_source` in `group.bpf.h`.
+impl SubjectPlan {
+    /// Nothing that could be read.
+    pub(crate) const NOTHING: Self = Self { source: SubjectSource::Nothing, word: NO_WORD, sock_word: NO_WORD };
+
+    /// Whether there is a packet or a socket.
+    pub(crate) fn is_of_network(self) -> bool {
+        self.word != NO_WORD
+    }
+}
+
+/// `enum subject_source` in `packet.bpf.h`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u32)]
-pub(crate) enum GroupSource {
+pub(crate) enum SubjectSource {
     Skb,
     Sock,
     Socket,
+    /// There is neither packet nor socket: what can be said is said of the running task.
+    Task,
+    Nothing,
 }
 
 /// Which calls are measured.
@@ -112,8 +150,8 @@ pub(crate) struct HookPlan {
     pub(crate) reversed: bool,
     /// The packet may be gone by then, so nothing is read from it.
     pub(crate) late: bool,
-    /// Where a start finds its group.
-    pub(crate) group: Option<GroupPlan>,
+    /// Of a start.
+    pub(crate) subject: SubjectPlan,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -1,6 +1,7 @@
 //! The running probe.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crossbeam_channel::{Receiver, bounded};
@@ -9,6 +10,7 @@ use rustix::thread::{MembarrierCommand, membarrier};
 use crate::batch::{self, Batches};
 use crate::builder::LatencyProbeBuilder;
 use crate::cost::{Cost, SpanCost};
+use crate::decode::Codec;
 use crate::driver::{AttachedSpan, Reader, Snapshot, SpanTally, Switch, Tally, trials};
 use crate::error::Error;
 use crate::event::LatencyEvent;
@@ -19,6 +21,7 @@ use crate::ledger::{Ledger, SpanLedger};
 use crate::name::Name;
 use crate::pairing::{Pairing, Store};
 use crate::plan::{Body, Role, SpanPlan};
+use crate::slowest::Slowest;
 use crate::span::Key;
 
 /// Measures how long kernel functions take, as long as it lives.
@@ -52,6 +55,7 @@ pub struct LatencyProbe {
     spans: Vec<AttachedSpan>,
     failures: Vec<Failure>,
     switch: Switch,
+    codec: Arc<Codec>,
     reader: Option<Reader>,
     receivers: Receivers,
     halted: bool,
@@ -90,8 +94,8 @@ pub struct SpanInfo {
     pub releases: Vec<String>,
     /// How its ends are matched.
     pub pairing: Pairing,
-    /// Where its starts wait for their ends. With [`Pairing::Session`] they only do if there are events, or groups
-    /// other than CPUs; if not, [`in_flight`](LatencyProbeBuilder::in_flight) doesn't apply.
+    /// Where its starts wait for their ends. With [`Pairing::Session`] they only do if there are events, groups
+    /// other than CPUs, or the slowest are kept; if not, [`in_flight`](LatencyProbeBuilder::in_flight) doesn't apply.
     pub store: Store,
     /// Whether tracepoints among its hooks are typed, so that a packet's length can be read. `true` if there are none.
     pub typed: bool,
@@ -175,11 +179,12 @@ impl LatencyProbe {
         spans: Vec<(SpanInfo, AttachedSpan)>,
         failures: Vec<Failure>,
         switch: Switch,
+        codec: Arc<Codec>,
         reader: Option<Reader>,
         receivers: Receivers,
     ) -> Self {
         let (infos, spans) = spans.into_iter().unzip();
-        Self { infos, spans, failures, switch, reader, receivers, halted: false }
+        Self { infos, spans, failures, switch, codec, reader, receivers, halted: false }
     }
 
     /// The events, one by one.
@@ -265,6 +270,7 @@ impl LatencyProbe {
                 open,
                 unmatched: counters.unmatched,
                 unkeyed: counters.unkeyed,
+                unparsed: counters.unparsed,
                 missed,
                 missed_exits,
                 missed_releases,
@@ -313,6 +319,30 @@ impl LatencyProbe {
             Error::config("grouped_by", format!("`{span}` has no groups: `Span::grouped_by` makes them"))
         })?;
         Ok(Groups::new(by, &*attached.read()?))
+    }
+
+    /// The slowest of a span since this was asked for the last time, or since the probe was attached, of a probe that
+    /// keeps them: see [`keep_slowest`](LatencyProbeBuilder::keep_slowest).
+    ///
+    /// They are those that ended in that time, and are kept anew from here on: what one caller gets, another doesn't. The
+    /// histogram isn't touched.
+    ///
+    /// They are full events, whether or not they have been events, or been dropped as such. What isn't certain to be
+    /// a latency is left out: see [`Slowest::withheld`]. Takes a system call for each CPU that there can be, and waits
+    /// for the programs that run at this moment: some milliseconds, on busy machines longer.
+    ///
+    /// # Errors
+    ///
+    /// [`Config`](crate::ErrorKind::Config) if no span has this name, or the probe keeps none;
+    /// [`System`](crate::ErrorKind::System) if the kernel has no memory to hand them over. Then they are lost.
+    pub fn slowest(&self, span: &str) -> Result<Slowest, Error> {
+        let (_, attached) = self.find(span)?;
+        attached.slowest(&self.codec).unwrap_or_else(|| {
+            Err(Error::config(
+                "keep_slowest",
+                "the probe keeps none of the slowest: `LatencyProbeBuilder::keep_slowest` makes it",
+            ))
+        })
     }
 
     /// What the kernel says that the probe's programs have taken since they were attached, while it counted that: it

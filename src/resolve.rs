@@ -2,15 +2,17 @@
 
 mod stage;
 
+use std::num::NonZero;
 use std::time::Duration;
 
 use crate::error::{Error, ErrorKind};
 use crate::events::Events;
+use crate::filter::{Field, Filter, Test};
 use crate::group::GroupBy;
 use crate::hook::{Hook, Pick, Place};
 use crate::kernel::{Function, Kernel, Param, Signature, Tracepoint};
 use crate::name::Name;
-use crate::plan::{Body, CallPlan, GroupPlan, GroupSource, HookPlan, KeySource, Role, Site, SpanPlan};
+use crate::plan::{Body, CallPlan, HookPlan, KeySource, NO_WORD, Role, Site, SpanPlan, SubjectPlan, SubjectSource};
 use crate::span::{Key, Shape, Span};
 use crate::wire::outcome;
 
@@ -23,6 +25,13 @@ pub(crate) struct Resolver<'a> {
     pub(crate) access: Access,
     pub(crate) max_age: Option<Duration>,
     pub(crate) events: Events,
+    /// Of all spans.
+    pub(crate) filter: Option<&'a Filter>,
+    /// Events tell whose packets they are about.
+    pub(crate) identify: bool,
+    pub(crate) inner_headers: bool,
+    /// So many of the slowest are kept.
+    pub(crate) slowest: Option<NonZero<u32>>,
 }
 
 /// What the kernel lets this process do, beyond plain raw tracepoints.
@@ -41,17 +50,35 @@ impl Access {
     pub(crate) const ALL: Self = Self { functions: true, types: true, headers: true };
 }
 
-impl Resolver<'_> {
+impl<'a> Resolver<'a> {
+    /// With nothing asked for but what is the default.
+    pub(crate) fn new(kernel: &'a Kernel, access: Access) -> Self {
+        Self {
+            kernel,
+            access,
+            max_age: None,
+            events: Events::All,
+            filter: None,
+            identify: false,
+            inner_headers: false,
+            slowest: None,
+        }
+    }
+
     pub(crate) fn span(&self, span: &Span) -> Result<SpanPlan, Error> {
-        let (key, mut body) = match &span.shape {
+        let (key, body) = match &span.shape {
             Shape::Function(name) => (Key::Call, self.calls(name)?),
             Shape::Between { from, to, key: Key::Call } => (Key::Call, self.calls(only_call(from, to)?)?),
             Shape::Between { from, to, key } => (*key, Body::Hooks(self.hooks(from, to, *key)?)),
             Shape::Stage(stage) => self.stage(*stage)?,
         };
         if let Some(by) = span.group_by {
-            self.group(&mut body, by)?;
+            self.check_group(&body, by)?;
         }
+        let filters = self.filter.into_iter().chain(&span.filter).cloned();
+        let tests = filters.reduce(Filter::and).map_or(Ok(Vec::new()), |filter| filter.compile())?;
+        self.check_filter(&body, &tests)?;
+        let events = span.events.unwrap_or(self.events);
         let default = match body {
             Body::Calls(_) => None,
             Body::Hooks(_) => Some(DEFAULT_MAX_AGE),
@@ -60,6 +87,7 @@ impl Resolver<'_> {
             Body::Hooks(hooks) => (sees_lives(hooks, key), hooks.iter().any(|hook| hook.late)),
             Body::Calls(_) => (true, false),
         };
+        let identified = self.identify && (events.are_wanted() || self.slowest.is_some()) && is_readable(&body);
         let guard_head = !lives_are_seen && key == Key::Skb && self.access.types && !late;
         Ok(SpanPlan {
             name: Name::from(&*span.display_name()),
@@ -68,9 +96,13 @@ impl Resolver<'_> {
             restart: span.restart,
             max_age: span.max_age.or(self.max_age).or(default),
             with_abandoned: span.with_abandoned,
-            events: span.events.unwrap_or(self.events),
+            events,
             group_by: span.group_by,
             max_groups: span.max_groups as u32,
+            slowest: self.slowest,
+            tests,
+            identified,
+            inner_headers: self.inner_headers,
             lives_are_seen,
             guard_head,
         })
@@ -78,8 +110,7 @@ impl Resolver<'_> {
 
     fn calls(&self, name: &str) -> Result<Body, Error> {
         let function = self.kernel.function(name)?;
-        let skb_word = skb_word(&function.signature);
-        Ok(Body::Calls(vec![CallPlan { function, skb_word, condition: None, group: None }]))
+        Ok(Body::Calls(vec![CallPlan::new(function)]))
     }
 
     fn hooks(&self, from: &[Hook], to: &[Hook], key: Key) -> Result<Vec<HookPlan>, Error> {
@@ -129,45 +160,86 @@ impl Resolver<'_> {
             _ => skb_word(site.signature()),
         };
         let reversed = key == Key::FlowReply && role == Role::End;
-        Ok(HookPlan { site, role, source, key_word, skb_word, reversed, late, group: None })
+        let readable = role == Role::Start && !late && (self.access.types || hook.place != Place::Tracepoint);
+        let subject = if readable { subject(site.signature()) } else { SubjectPlan::NOTHING };
+        Ok(HookPlan { site, role, source, key_word, skb_word, reversed, late, subject })
     }
 
-    /// Finds what the starts are grouped by.
-    fn group(&self, body: &mut Body, by: GroupBy) -> Result<(), Error> {
+    /// Whether what the starts are grouped by can be read where they are.
+    fn check_group(&self, body: &Body, by: GroupBy) -> Result<(), Error> {
         if by == GroupBy::Cpu {
             return Ok(());
         }
-        let find = |hook: &str, signature: &Signature| -> Result<GroupPlan, Error> {
-            let plan = group_plan(signature).ok_or_else(|| no_key(hook, described(Key::Flow), signature))?;
-            if plan.source == GroupSource::Skb && by != GroupBy::Interface && !self.access.headers {
+        let check = |hook: &str, signature: &Signature, subject: SubjectPlan| -> Result<(), Error> {
+            if !subject.is_of_network() {
+                return Err(no_key(hook, described(Key::Flow), signature));
+            }
+            if subject.source == SubjectSource::Skb && by != GroupBy::Interface && !self.access.headers {
                 let reason = "this kernel keeps programs from reading packets' headers, as it does when it is locked down \
                               (confidentiality)";
                 return Err(ErrorKind::NotGrouped { hook: hook.to_owned(), by, reason }.into());
             }
-            Ok(plan)
+            Ok(())
         };
         match body {
-            Body::Calls(calls) => {
-                for call in calls {
-                    call.group = Some(find(&call.function.to_string(), &call.function.signature)?);
+            Body::Calls(calls) => calls.iter().try_for_each(|CallPlan { function, subject, .. }| {
+                check(&function.to_string(), &function.signature, *subject)
+            }),
+            Body::Hooks(hooks) => hooks.iter().filter(|hook| hook.role == Role::Start).try_for_each(|hook| {
+                let name = hook.site.to_string();
+                if hook.is_tracepoint() && !self.access.types {
+                    let reason = "this kernel refuses typed tracepoints, so packets can't be read";
+                    return Err(ErrorKind::NotGrouped { hook: name, by, reason }.into());
                 }
-            }
+                if hook.late {
+                    let what = "a packet that is sure to be still there";
+                    return Err(no_key(&name, what, hook.site.signature()));
+                }
+                check(&name, hook.site.signature(), hook.subject)
+            }),
+        }
+    }
+
+    /// Whether what the starts are filtered by can be read where they are.
+    fn check_filter(&self, body: &Body, tests: &[Test]) -> Result<(), Error> {
+        let starts: Vec<(String, SubjectPlan)> = match body {
+            Body::Calls(calls) => calls.iter().map(|call| (call.function.to_string(), call.subject)).collect(),
             Body::Hooks(hooks) => {
-                for hook in hooks.iter_mut().filter(|hook| hook.role == Role::Start) {
-                    let name = hook.site.to_string();
-                    if hook.is_tracepoint() && !self.access.types {
-                        let reason = "this kernel refuses typed tracepoints, so packets can't be read";
-                        return Err(ErrorKind::NotGrouped { hook: name, by, reason }.into());
-                    }
-                    if hook.late {
-                        let what = "a packet that is sure to be still there";
-                        return Err(no_key(&name, what, hook.site.signature()));
-                    }
-                    hook.group = Some(find(&name, hook.site.signature())?);
+                let starts = hooks.iter().filter(|hook| hook.role == Role::Start);
+                starts.map(|hook| (hook.site.to_string(), hook.subject)).collect()
+            }
+        };
+        for (hook, subject) in starts {
+            for test in tests {
+                if let Some(reason) = self.why_not_filtered(subject.source, test.field) {
+                    return Err(ErrorKind::NotFiltered { hook, by: test.field.name(), reason }.into());
                 }
             }
         }
         Ok(())
+    }
+
+    fn why_not_filtered(&self, subject: SubjectSource, by: Field) -> Option<&'static str> {
+        const NO_PACKET: &str = "it has no argument that is a packet (struct sk_buff *)";
+        const NEITHER: &str = "it has no argument that is a packet (struct sk_buff *) or a socket";
+        const UNREADABLE: &str =
+            "its packet may be gone, or this kernel refuses typed tracepoints, so it can't be read";
+        const LOCKED: &str =
+            "this kernel keeps programs from reading its memory, as it does when it is locked down (confidentiality)";
+        let of_thread = matches!(by, Field::Pid | Field::Tid | Field::Comm);
+        let of_packet = matches!(by, Field::Length | Field::Interface | Field::ReceiveInterface);
+        let reads_memory = match subject {
+            SubjectSource::Skb => !of_packet && !matches!(by, Field::Mark | Field::Netns),
+            _ => by == Field::Cgroup,
+        };
+        match subject {
+            _ if of_thread => None,
+            SubjectSource::Nothing => Some(UNREADABLE),
+            SubjectSource::Task if by != Field::Cgroup => Some(NEITHER),
+            SubjectSource::Sock | SubjectSource::Socket if of_packet => Some(NO_PACKET),
+            _ if reads_memory && !self.access.headers => Some(LOCKED),
+            _ => None,
+        }
     }
 
     /// The hooks at which what a key stands for ends; those that this kernel has.
@@ -231,6 +303,14 @@ impl Resolver<'_> {
     }
 }
 
+/// Whether anything can be said of what it starts with.
+fn is_readable(body: &Body) -> bool {
+    match body {
+        Body::Calls(_) => true,
+        Body::Hooks(hooks) => hooks.iter().any(|hook| hook.subject != SubjectPlan::NOTHING),
+    }
+}
+
 /// Whether the function is among the hooks that all packets, or all sockets, pass when they go.
 fn sees_lives(hooks: &[HookPlan], key: Key) -> bool {
     let universal: &[&str] = match key {
@@ -240,6 +320,13 @@ fn sees_lives(hooks: &[HookPlan], key: Key) -> bool {
         Key::Call | Key::Flow | Key::FlowReply | Key::Thread => return true,
     };
     hooks.iter().any(|hook| matches!(&hook.site, Site::Entry(function) if universal.contains(&&*function.name)))
+}
+
+impl CallPlan {
+    fn new(function: Function) -> Self {
+        let (skb_word, subject) = (skb_word(&function.signature), subject(&function.signature));
+        Self { function, skb_word, condition: None, subject }
+    }
 }
 
 impl Site {
@@ -275,12 +362,18 @@ fn pointer_word(signature: &Signature, name: &str) -> Option<u32> {
 }
 
 /// A packet, which tells more, or else a socket.
-fn group_plan(signature: &Signature) -> Option<GroupPlan> {
-    let found = |name, source| pointer_word(signature, name).map(|word| GroupPlan { source, word });
-    let socks = ["sock", "tcp_sock", "udp_sock", "inet_sock", "inet_connection_sock"];
-    found("sk_buff", GroupSource::Skb)
-        .or_else(|| socks.iter().find_map(|name| found(name, GroupSource::Sock)))
-        .or_else(|| found("socket", GroupSource::Socket))
+fn subject(signature: &Signature) -> SubjectPlan {
+    const SOCKS: [&str; 5] = ["sock", "tcp_sock", "udp_sock", "inet_sock", "inet_connection_sock"];
+    let word = |name| pointer_word(signature, name);
+    let sock_word = SOCKS.into_iter().find_map(word);
+    let found = |source, word| SubjectPlan { source, word, sock_word: NO_WORD };
+    if let Some(word) = word("sk_buff") {
+        return SubjectPlan { sock_word: sock_word.unwrap_or(NO_WORD), ..found(SubjectSource::Skb, word) };
+    }
+    sock_word
+        .map(|word| found(SubjectSource::Sock, word))
+        .or_else(|| word("socket").map(|word| found(SubjectSource::Socket, word)))
+        .unwrap_or(found(SubjectSource::Task, NO_WORD))
 }
 
 /// What can carry a key: the struct that an argument points to, and how the key is made of that.
@@ -388,7 +481,7 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return None;
         };
-        Some(Resolver { kernel: &kernel, access, max_age: None, events: Events::All }.span(span))
+        Some(Resolver::new(&kernel, access).span(span))
     }
 
     fn hooks(plan: &SpanPlan) -> &[HookPlan] {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use crate::error::Error;
 use crate::events::Events;
+use crate::filter::Filter;
 use crate::group::GroupBy;
 use crate::hook::{Hook, is_name};
 use crate::stage::Stage;
@@ -49,6 +50,7 @@ pub struct Span {
     pub(crate) events: Option<Events>,
     pub(crate) group_by: Option<GroupBy>,
     pub(crate) max_groups: usize,
+    pub(crate) filter: Option<Filter>,
     /// A setter that its shape doesn't allow.
     misused: Option<&'static str>,
 }
@@ -162,6 +164,7 @@ impl Span {
             events: None,
             group_by: None,
             max_groups: 64,
+            filter: None,
             misused: None,
         }
     }
@@ -204,6 +207,25 @@ impl Span {
     /// What becomes of a start whose key starts again. Calls can't.
     pub fn on_restart(mut self, restart: Restart) -> Self {
         self.restart = restart;
+        self
+    }
+
+    /// Only what passes this is measured, beside the builder's own [`filter`](crate::LatencyProbeBuilder::filter), which must
+    /// be passed as well. If there is one already, both.
+    ///
+    /// ```
+    /// use dwell::{Filter, Span};
+    ///
+    /// let dns: Filter = "udp port 53".parse()?;
+    /// let span = Span::function("ip_rcv").filter(dns);
+    /// # drop(span);
+    /// # Ok::<(), dwell::Error>(())
+    /// ```
+    pub fn filter(mut self, filter: Filter) -> Self {
+        self.filter = Some(match self.filter {
+            Some(other) => other.and(filter),
+            None => filter,
+        });
         self
     }
 
@@ -296,7 +318,7 @@ impl Span {
     /// Whether packets' headers have to be read. No stage does of itself.
     pub(crate) fn reads_headers(&self) -> bool {
         let flow = matches!(self.shape, Shape::Between { key: Key::Flow | Key::FlowReply, .. });
-        flow || matches!(self.group_by, Some(GroupBy::Protocol | GroupBy::LocalPort))
+        flow || self.filter.is_some() || matches!(self.group_by, Some(GroupBy::Protocol | GroupBy::LocalPort))
     }
 
     /// What is wrong with it, as far as can be said without a kernel.

@@ -6,7 +6,6 @@ use std::fmt;
 use std::str::FromStr;
 
 use crate::error::Error;
-use crate::events::Events;
 use crate::kernel::Kernel;
 use crate::resolve::{Access, Resolver};
 use crate::span::{Key, Span};
@@ -200,7 +199,7 @@ impl Stage {
     /// [`NoBtf`](crate::ErrorKind::NoBtf) if nothing can be looked up.
     pub fn resolve(self) -> Result<StagePlan, Error> {
         let kernel = Kernel::open()?;
-        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None, events: Events::All };
+        let resolver = Resolver::new(&kernel, Access::ALL);
         resolver.stage_plan(self)
     }
 

@@ -5,9 +5,10 @@ use std::time::Duration;
 
 use crate::decode::{Codec, EndCodec, drop_reason, dropped_by, event_key, return_value};
 use crate::event::{Comm, EventKey, LatencyEvent, MonotonicTime, Outcome, Skb};
+use crate::identity::Identity;
 use crate::name::Name;
 use crate::span::Key;
-use crate::wire::{KeyedRecord, Record, outcome};
+use crate::wire::{KeyedRecord, RawIdentity, Record, outcome};
 
 /// One finished span, where the kernel wrote it: what a callback gets, see
 /// [`attach_with`](crate::LatencyProbeBuilder::attach_with).
@@ -21,12 +22,19 @@ pub struct EventView<'a> {
     record: &'a Record,
     /// The same record, where a key was matched that has more to tell.
     keyed: Option<&'a KeyedRecord>,
+    identity: Option<&'a RawIdentity>,
 }
 
 impl<'a> EventView<'a> {
     /// Of a record that has been checked.
-    pub(crate) fn new(codec: &'a Codec, end: &'a EndCodec, record: &'a Record, keyed: Option<&'a KeyedRecord>) -> Self {
-        Self { codec, end, record, keyed }
+    pub(crate) fn new(
+        codec: &'a Codec,
+        end: &'a EndCodec,
+        record: &'a Record,
+        keyed: Option<&'a KeyedRecord>,
+        identity: Option<&'a RawIdentity>,
+    ) -> Self {
+        Self { codec, end, record, keyed, identity }
     }
 
     /// The span's index in its probe.
@@ -124,6 +132,12 @@ impl<'a> EventView<'a> {
         (skb != 0).then(|| Skb::new(skb, self.end.has_len.then_some(len)))
     }
 
+    /// See [`LatencyEvent::identity`].
+    #[inline]
+    pub fn identity(&self) -> Option<Identity> {
+        self.identity.filter(|identity| identity.known != 0).map(Identity::new)
+    }
+
     /// A copy of all of it, to keep.
     #[inline]
     pub fn to_event(&self) -> LatencyEvent {
@@ -154,6 +168,7 @@ impl<'a> EventView<'a> {
             cpu_end: self.cpu_end(),
             ret: self.ret(),
             skb: self.skb(),
+            identity: self.identity(),
         }
     }
 }

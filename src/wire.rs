@@ -31,7 +31,7 @@ pub(crate) struct Record {
 }
 
 /// Protocol, addresses and ports, the latter in network byte order: `struct dwell_flow`.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
 #[repr(C)]
 pub(crate) struct RawFlow {
     pub(crate) saddr: [u8; 16],
@@ -55,6 +55,67 @@ pub(crate) struct KeyedRecord {
     pub(crate) flow: RawFlow,
 }
 
+/// Whose packet it was: `struct dwell_identity`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Hash)]
+#[repr(C)]
+pub(crate) struct RawIdentity {
+    pub(crate) flow: RawFlow,
+    pub(crate) cgroup: u64,
+    pub(crate) cookie: u64,
+    /// Of [`known`].
+    pub(crate) known: u32,
+    pub(crate) len: u32,
+    pub(crate) seq: u32,
+    pub(crate) mark: u32,
+    pub(crate) hash: u32,
+    pub(crate) netns: u32,
+    pub(crate) interface: u32,
+    pub(crate) received_on: u32,
+    pub(crate) vlan: u16,
+    pub(crate) queue: u16,
+    pub(crate) tos: u8,
+    pub(crate) ttl: u8,
+    pub(crate) tcp_flags: u8,
+    /// One of [`direction`].
+    pub(crate) direction: u8,
+}
+
+/// What of an identity is known: `enum dwell_known`.
+pub(crate) mod known {
+    pub(crate) const VERSION: u32 = 1 << 0;
+    pub(crate) const PROTOCOL: u32 = 1 << 1;
+    pub(crate) const ADDRESSES: u32 = 1 << 2;
+    pub(crate) const SPORT: u32 = 1 << 3;
+    pub(crate) const DPORT: u32 = 1 << 4;
+    pub(crate) const HEADER: u32 = 1 << 5;
+    pub(crate) const TCP: u32 = 1 << 6;
+    pub(crate) const VLAN: u32 = 1 << 7;
+    pub(crate) const PACKET: u32 = 1 << 8;
+    pub(crate) const MARK: u32 = 1 << 9;
+    pub(crate) const QUEUE: u32 = 1 << 10;
+    pub(crate) const INTERFACE: u32 = 1 << 11;
+    pub(crate) const RECEIVED: u32 = 1 << 12;
+    pub(crate) const NETNS: u32 = 1 << 13;
+    pub(crate) const CGROUP: u32 = 1 << 14;
+    pub(crate) const COOKIE: u32 = 1 << 15;
+    pub(crate) const NOT_IP: u32 = 1 << 16;
+}
+
+/// Which way a packet goes: `enum dwell_direction`.
+pub(crate) mod direction {
+    pub(crate) const OUTGOING: u8 = 1;
+    pub(crate) const INCOMING: u8 = 2;
+}
+
+/// A record of either kind, with an identity: `struct dwell_identified_record`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct IdentifiedRecord {
+    /// Of a call, what is behind its `record` is unset.
+    pub(crate) keyed: KeyedRecord,
+    pub(crate) identity: RawIdentity,
+}
+
 /// How a span between two hooks ended: `enum dwell_outcome`.
 pub(crate) mod outcome {
     pub(crate) const REACHED: u32 = 0;
@@ -73,6 +134,14 @@ pub(crate) struct Start {
     pub(crate) len: u32,
     pub(crate) cpu: u32,
     pub(crate) group: u64,
+}
+
+/// A start and whose packet it was: what the overflow map has where events tell that. `struct waiting`.
+#[derive(Debug, Clone, Copy, Default)]
+#[repr(C)]
+pub(crate) struct Waiting {
+    pub(crate) start: Start,
+    pub(crate) identity: RawIdentity,
 }
 
 /// A slot of the in-flight table, free where the key is 0: `struct dwell_slot`.
@@ -100,7 +169,8 @@ pub(crate) struct Counters {
     pub(crate) expired: u64,
     pub(crate) unkeyed: u64,
     pub(crate) unseen: u64,
-    pub(crate) reserved: [u64; 5],
+    pub(crate) unparsed: u64,
+    pub(crate) reserved: [u64; 4],
 }
 
 /// One CPU's latencies of a span, or one group's: `struct dwell_histogram`.
@@ -124,6 +194,20 @@ pub(crate) struct RingHead {
     pub(crate) unused_too: [u64; 7],
 }
 
+/// What the slowest spans of one CPU begin with: `struct dwell_slowest`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct SlowestHead {
+    pub(crate) generation: u64,
+    pub(crate) least: u64,
+    pub(crate) which: u64,
+    pub(crate) lock: u64,
+    pub(crate) unkept: u64,
+    pub(crate) next_least: u64,
+    pub(crate) next_which: u64,
+    pub(crate) unused: u64,
+}
+
 /// All that one span keeps in its `.bss`: `struct dwell_state`.
 #[derive(Debug, Clone, Copy)]
 #[repr(C)]
@@ -138,6 +222,8 @@ pub(crate) struct State {
 unsafe impl Plain for Record {}
 // SAFETY: as above.
 unsafe impl Plain for KeyedRecord {}
+// SAFETY: as above.
+unsafe impl Plain for IdentifiedRecord {}
 
 /// The words that the kernel wrote; what is less than one at the end isn't there.
 pub(crate) fn words(bytes: &[u8]) -> Vec<u64> {
@@ -187,6 +273,15 @@ impl State {
     }
 }
 
+impl SlowestHead {
+    /// What user space wants to know of it.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Self {
+        let words = words(bytes.get(..size_of::<Self>()).unwrap_or_default());
+        let &[generation, least, which, lock, unkept, ..] = &*words else { return Self::default() };
+        Self { generation, least, which, lock, unkept, ..Self::default() }
+    }
+}
+
 impl Start {
     /// When it started, of the bytes of one of the overflow map's values.
     pub(crate) fn time(bytes: &[u8]) -> Option<u64> {
@@ -200,7 +295,7 @@ impl Counters {
         else {
             return None;
         };
-        let &[abandoned, expired, unkeyed, unseen, ..] = rest else { return None };
+        let &[abandoned, expired, unkeyed, unseen, unparsed, ..] = rest else { return None };
         Some(Self {
             started,
             emitted,
@@ -213,7 +308,8 @@ impl Counters {
             expired,
             unkeyed,
             unseen,
-            reserved: [0; 5],
+            unparsed,
+            reserved: [0; 4],
         })
     }
 
@@ -230,7 +326,8 @@ impl Counters {
             expired: self.expired.saturating_add(other.expired),
             unkeyed: self.unkeyed.saturating_add(other.unkeyed),
             unseen: self.unseen.saturating_add(other.unseen),
-            reserved: [0; 5],
+            unparsed: self.unparsed.saturating_add(other.unparsed),
+            reserved: [0; 4],
         }
     }
 }

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use clap::{ArgGroup, Parser};
-use dwell::{Events, GroupBy, Hook, Key, LatencyProbe, LatencyProbeBuilder, Span, Stage};
+use dwell::{Events, Filter, GroupBy, Hook, Key, LatencyProbe, LatencyProbeBuilder, Span, Stage};
 use humantime::parse_duration;
 
 use crate::traffic::Traffic;
@@ -35,6 +35,19 @@ pub struct Arguments {
     /// What the ends of each --span are matched by: call, skb, skbhead, sock, flow, flow-reply or thread
     #[arg(long, default_value_t = Key::Skb)]
     key: Key,
+
+    /// Only measure what passes, in tcpdump's words and some more: 'tcp dst port 443 and not src net 10.0.0.0/8',
+    /// 'netns /run/netns/a', 'comm curl', 'cgroup /system.slice'; see the documentation of Filter
+    #[arg(long, value_name = "EXPR")]
+    filter: Option<Filter>,
+
+    /// Say of each event whose packet it is about; --filter implies it
+    #[arg(long)]
+    identify: bool,
+
+    /// Take the headers of packets within packets (IPIP, VXLAN) for --filter and --identify
+    #[arg(long)]
+    inner_headers: bool,
 
     /// Make events also of starts whose packet, socket or thread goes before the end
     #[arg(long)]
@@ -68,7 +81,11 @@ pub struct Arguments {
     #[arg(long, value_name = "BY")]
     group_by: Option<GroupBy>,
 
-    /// Print one JSON object for each event, then for each histogram, and the ledger as the last line
+    /// At the end, print the N slowest of each span, whether they became events or not
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u8).range(1..=64))]
+    slowest: Option<u8>,
+
+    /// Print one JSON object for each event, then for each of the slowest, for each histogram, and the ledger as the last line
     #[arg(long)]
     pub json: bool,
 
@@ -122,6 +139,18 @@ impl Arguments {
         if let Some(age) = self.max_age {
             builder = builder.max_age(age);
         }
+        if let Some(filter) = &self.filter {
+            builder = builder.filter(filter.clone());
+        }
+        if self.identifies() {
+            builder = builder.identify();
+        }
+        if self.inner_headers {
+            builder = builder.inner_headers();
+        }
+        if let Some(count) = self.slowest {
+            builder = builder.keep_slowest(count.into());
+        }
         if self.best_effort { builder.best_effort() } else { builder }
     }
 
@@ -135,12 +164,21 @@ impl Arguments {
         }
     }
 
+    /// Whether events say whose packets they are about.
+    pub fn identifies(&self) -> bool {
+        (self.wants_events() || self.wants_slowest()) && (self.identify || self.filter.is_some())
+    }
+
     pub fn wants_events(&self) -> bool {
         !self.no_events
     }
 
     pub fn wants_histograms(&self) -> bool {
         self.histogram || self.group_by.is_some()
+    }
+
+    pub fn wants_slowest(&self) -> bool {
+        self.slowest.is_some()
     }
 
     /// Events that the channel holds. With our own traffic there is room for all that it can cause: printing is slower

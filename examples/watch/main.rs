@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use clap::Parser as _;
 use crossbeam_channel::{Receiver, Sender, bounded, never, select};
-use dwell::LatencyEvent;
+use dwell::{LatencyEvent, LatencyProbe, Slowest};
 
 use arguments::Arguments;
 use output::Output;
@@ -80,15 +80,16 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
     // Without events their channel is closed from the beginning.
     let events = if arguments.wants_events() { probe.events().clone() } else { never() };
     if arguments.wants_events() {
-        output.header(probe.spans(), arguments.abandoned)?;
+        output.header(probe.spans(), arguments)?;
     }
     let mut left = arguments.count;
     watch(&events, &mut output, &mut left, arguments.duration, &interrupted, &finished)?;
 
-    // Only a running probe has them.
+    // Only a running probe has these.
+    let slowest = if arguments.wants_slowest() { slowest_of(&probe)? } else { Vec::new() };
     let histograms = if arguments.wants_histograms() { histograms::of(&probe)? } else { Vec::new() };
     // The rest is read while the probe stops, so that its channel can't fill up meanwhile.
-    let events = probe.events().clone();
+    let (events, infos) = (probe.events().clone(), probe.spans().to_vec());
     let stopping = thread::spawn(move || probe.stop());
     for event in &events {
         if left.is_some_and(|left| left == 0) {
@@ -97,12 +98,29 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         output.event(&event)?;
         left = left.map(|left| left - 1);
     }
+    if arguments.wants_slowest() {
+        output.slowest(&infos, arguments, &slowest)?;
+    }
     for histogram in &histograms {
         output.histogram(histogram)?;
     }
     let ledger = stopping.join().map_err(|_| "stopping the probe failed")?;
     output.ledger(&ledger)?;
     Ok(())
+}
+
+/// Of each span those that the probe has kept.
+fn slowest_of(probe: &LatencyProbe) -> Result<Vec<LatencyEvent>, Box<dyn std::error::Error>> {
+    let mut events = Vec::new();
+    for info in probe.spans() {
+        let slowest = probe.slowest(&info.name)?;
+        if !slowest.is_exact() {
+            let Slowest { withheld, unkept, .. } = slowest;
+            eprintln!("watch: {}: of the slowest {withheld} are in doubt, and {unkept} may be missing", info.name);
+        }
+        events.extend(slowest.events);
+    }
+    Ok(events)
 }
 
 /// Without traffic nothing ever says that it is finished.

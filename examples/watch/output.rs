@@ -2,9 +2,10 @@
 
 use std::io::{self, BufWriter, Stdout, Write as _};
 
-use dwell::{DropReason, Key, LatencyEvent, Ledger, Outcome, SpanInfo};
+use dwell::{DropReason, Identity, Key, LatencyEvent, Ledger, Outcome, SpanInfo};
 use serde_json::{Map, Value, json};
 
+use crate::arguments::Arguments;
 use crate::histograms::{SpanHistogram, nanos};
 
 /// Writes to stdout, and keeps a handful of lines back until there is time to show them.
@@ -48,9 +49,9 @@ impl Output {
     }
 
     /// Begins the table of events, with the columns that these spans have something for.
-    pub fn header(&mut self, spans: &[SpanInfo], abandoned: bool) -> io::Result<()> {
+    pub fn header(&mut self, spans: &[SpanInfo], arguments: &Arguments) -> io::Result<()> {
         let Format::Text(shown) = &mut self.format else { return Ok(()) };
-        *shown = columns(spans, abandoned);
+        *shown = columns(spans, arguments);
         self.is_empty = false;
         row(&mut self.out, shown, |column| column.title.to_owned())
     }
@@ -60,6 +61,16 @@ impl Output {
             Format::Json => writeln!(self.out, "{}", to_json(event)),
             Format::Text(columns) => row(&mut self.out, columns, |column| (column.cell)(event)),
         }
+    }
+
+    /// A table of its own for the slowest spans; in JSON they are under a name of their own.
+    pub fn slowest(&mut self, spans: &[SpanInfo], arguments: &Arguments, events: &[LatencyEvent]) -> io::Result<()> {
+        if let Format::Json = self.format {
+            return events.iter().try_for_each(|event| writeln!(self.out, "{}", json!({ "slowest": to_json(event) })));
+        }
+        self.separate()?;
+        self.header(spans, arguments)?;
+        events.iter().try_for_each(|event| self.event(event))
     }
 
     pub fn histogram(&mut self, histogram: &SpanHistogram) -> io::Result<()> {
@@ -103,7 +114,7 @@ impl Output {
     }
 }
 
-fn columns(spans: &[SpanInfo], abandoned: bool) -> Vec<Column> {
+fn columns(spans: &[SpanInfo], arguments: &Arguments) -> Vec<Column> {
     use Side::{Left, Right};
     let column = |title, side, width, cell| Column { title, side, width, cell };
     let longest = spans.iter().map(|span| span.name.len()).max().unwrap_or_default();
@@ -126,8 +137,12 @@ fn columns(spans: &[SpanInfo], abandoned: bool) -> Vec<Column> {
     if spans.iter().any(|span| span.key != Key::Call) {
         columns.push(column("KEY", Left, 22, |event| event.key.to_string()));
     }
-    if abandoned {
+    if arguments.abandoned {
         columns.push(column("OUTCOME", Left, 9, |event| event.outcome.to_string()));
+    }
+    // As wide as it comes.
+    if arguments.identifies() {
+        columns.push(column("PACKET", Left, 6, |event| or_dash(event.identity.map(|packet| packet.to_string()))));
     }
     columns
 }
@@ -166,6 +181,35 @@ fn to_json(event: &LatencyEvent) -> Value {
         "ret": event.ret,
         "skb": event.skb.map(|skb| skb.address),
         "len": event.skb.and_then(|skb| skb.len),
+        "packet": event.identity.as_ref().map(packet),
+    })
+}
+
+/// Whose packet it is; null where that isn't known.
+fn packet(packet: &Identity) -> Value {
+    json!({
+        "ip_version": packet.ip_version(),
+        "protocol": packet.protocol(),
+        "source": packet.source(),
+        "source_port": packet.source_port(),
+        "destination": packet.destination(),
+        "destination_port": packet.destination_port(),
+        "local_port": packet.local_port(),
+        "remote_port": packet.remote_port(),
+        "dscp": packet.dscp(),
+        "ttl": packet.ttl(),
+        "vlan": packet.vlan(),
+        "len": packet.len(),
+        "tcp_flags": packet.tcp_flags(),
+        "tcp_sequence": packet.tcp_sequence(),
+        "interface": packet.interface(),
+        "received_on": packet.received_on(),
+        "netns": packet.netns(),
+        "mark": packet.mark(),
+        "hash": packet.hash(),
+        "queue": packet.queue(),
+        "cgroup": packet.cgroup(),
+        "socket_cookie": packet.socket_cookie(),
     })
 }
 

@@ -95,8 +95,9 @@ static __always_inline int is_certain(const struct run *run, const struct dwell_
 	return start->stint == run->stint && is_on_own_stack(run);
 }
 
-static __always_inline void finish(const struct run *run, const struct dwell_start *start, __u64 now, int has_cmpxchg)
+static __always_inline void finish(const struct run *run, const struct waiting *ended, __u64 now, int has_cmpxchg)
 {
+	const struct dwell_start *start = &ended->start;
 	int is_careful = start->fingerprint == run->fingerprint;
 
 	/* It began before the probe was switched on. */
@@ -110,7 +111,7 @@ static __always_inline void finish(const struct run *run, const struct dwell_sta
 	if ((!is_careful && careful(start->fingerprint) != run->fingerprint) || now < start->ns)
 		count(&run->counters->mismatched);
 	else
-		complete(run, start, now, is_careful && is_certain(run, start), has_cmpxchg);
+		complete(run, ended, now, is_careful && is_certain(run, start), has_cmpxchg);
 }
 
 /*
@@ -124,20 +125,19 @@ static __always_inline void finish(const struct run *run, const struct dwell_sta
 static __always_inline int enter(const __u64 *ctx)
 {
 	struct dwell_slot *set, *slot;
-	struct dwell_start stale;
+	struct subject subject;
+	struct waiting stale;
 	struct run run;
-	int wanted;
 
 	run = run_of(ctx, bpf_get_current_task_btf());
 	if (state.overflow_live && take_from_hash(&run, &stale))
-		overwrite(&run, &stale);
+		overwrite(&run, &stale.start);
 	set = set_of_frame(run.key);
 	slot = find(set, run.key);
 	if (slot)
 		overwrite(&run, &slot->start);
 	/* A call that isn't wanted must not leave its exit a stale start either. */
-	wanted = is_wanted(ctx);
-	if (!wanted) {
+	if (!is_wanted(ctx, &subject)) {
 		if (slot)
 			release(slot);
 		return 0;
@@ -155,10 +155,12 @@ static __always_inline int enter(const __u64 *ctx)
 	}
 	count(&run.counters->started);
 	run.group = call_group(ctx);
+	if (slot && with_identity)
+		keep_identity(slot, &subject.waiting.identity);
 	if (slot)
 		fill(&slot->start, &run, skb_len(ctx));
 	else
-		start_in_hash(&run, skb_len(ctx));
+		start_in_hash(&run, skb_len(ctx), &subject.waiting.identity);
 	return 0;
 }
 
@@ -168,7 +170,7 @@ static __always_inline void skipped_start(const struct run *run)
 	if (!probe_on)
 		return;
 	no_start(run);
-	if (condition == CONDITION_NONE && probe_on == DWELL_ON)
+	if (!is_choosy() && probe_on == DWELL_ON)
 		__sync_val_compare_and_swap(&probe_on, DWELL_ON, DWELL_CAREFUL);
 }
 
@@ -176,17 +178,17 @@ static __always_inline void skipped_start(const struct run *run)
 static __always_inline int leave(const __u64 *ctx, __u64 now)
 {
 	struct dwell_slot *slot;
-	struct dwell_start start;
+	struct waiting ended;
 	struct run run;
 
 	run = run_of(ctx, bpf_get_current_task_btf());
 	slot = find(set_of_frame(run.key), run.key);
 	if (slot) {
-		start = slot->start;
+		copy_out(&ended, slot);
 		release(slot);
-		finish(&run, &start, now, 1);
-	} else if (state.overflow_live && take_from_hash(&run, &start)) {
-		finish(&run, &start, now, 1);
+		finish(&run, &ended, now, 1);
+	} else if (state.overflow_live && take_from_hash(&run, &ended)) {
+		finish(&run, &ended, now, 1);
 	} else {
 		skipped_start(&run);
 	}
@@ -300,20 +302,21 @@ int call_exit_lean_all(__u64 *ctx)
 SEC("fentry")
 int call_entry_hash(__u64 *ctx)
 {
-	struct dwell_start stale;
+	struct subject subject;
+	struct waiting stale;
 	struct run run;
 
 	if (!probe_on)
 		return 0;
 	run = run_of(ctx, 0);
-	if (!is_wanted(ctx)) {
+	if (!is_wanted(ctx, &subject)) {
 		if (take_from_hash(&run, &stale))
-			overwrite(&run, &stale);
+			overwrite(&run, &stale.start);
 		return 0;
 	}
 	count(&run.counters->started);
 	run.group = call_group(ctx);
-	start_in_hash(&run, skb_len(ctx));
+	start_in_hash(&run, skb_len(ctx), &subject.waiting.identity);
 	return 0;
 }
 
@@ -321,14 +324,14 @@ SEC("fexit")
 int call_exit_hash(__u64 *ctx)
 {
 	__u64 now = bpf_ktime_get_ns();
-	struct dwell_start start;
+	struct waiting ended;
 	struct run run;
 
 	if (!probe_on)
 		return 0;
 	run = run_of(ctx, 0);
-	if (take_from_hash(&run, &start))
-		finish(&run, &start, now, 0);
+	if (take_from_hash(&run, &ended))
+		finish(&run, &ended, now, 0);
 	else
 		no_start(&run);
 	return 0;

@@ -63,6 +63,99 @@ struct dwell_keyed_record {
 	struct dwell_flow flow;
 };
 
+/* What of a struct dwell_identity is known. */
+enum dwell_known {
+	DWELL_KNOWS_VERSION = 1 << 0,   /* of IP */
+	DWELL_KNOWS_PROTOCOL = 1 << 1,
+	DWELL_KNOWS_ADDRESSES = 1 << 2,
+	DWELL_KNOWS_SPORT = 1 << 3,
+	DWELL_KNOWS_DPORT = 1 << 4,
+	DWELL_KNOWS_HEADER = 1 << 5,    /* tos and ttl */
+	DWELL_KNOWS_TCP = 1 << 6,       /* seq and tcp_flags */
+	DWELL_KNOWS_VLAN = 1 << 7,
+	DWELL_KNOWS_PACKET = 1 << 8,    /* len and hash */
+	DWELL_KNOWS_MARK = 1 << 9,
+	DWELL_KNOWS_QUEUE = 1 << 10,
+	DWELL_KNOWS_INTERFACE = 1 << 11,
+	DWELL_KNOWS_RECEIVED = 1 << 12, /* received_on */
+	DWELL_KNOWS_NETNS = 1 << 13,
+	DWELL_KNOWS_CGROUP = 1 << 14,
+	DWELL_KNOWS_COOKIE = 1 << 15,
+	DWELL_KNOWS_NOT_IP = 1 << 16,   /* it is another protocol's */
+	DWELL_KNOWS_NO_PORTS = 1 << 17, /* its protocol has none, or it is a later fragment */
+};
+
+/* Which way it goes, seen from this network namespace. */
+enum dwell_direction {
+	DWELL_UNKNOWN_DIRECTION,
+	DWELL_OUTGOING,
+	DWELL_INCOMING,
+};
+
+/* Whose packet it was, read at the start. */
+struct dwell_identity {
+	struct dwell_flow flow;
+	__u64 cgroup;      /* id of the socket's */
+	__u64 cookie;      /* the socket's */
+	__u32 known;       /* enum dwell_known */
+	__u32 len;
+	__u32 seq;
+	__u32 mark;
+	__u32 hash;
+	__u32 netns;       /* inode */
+	__u32 interface;   /* where it is */
+	__u32 received_on; /* the interface */
+	__u16 vlan;        /* id */
+	__u16 queue;
+	__u8 tos;
+	__u8 ttl;
+	__u8 tcp_flags;
+	__u8 direction;    /* enum dwell_direction */
+};
+
+/* A record of either kind, with an identity: that of a call leaves out what it hasn't. */
+struct dwell_identified_record {
+	struct dwell_keyed_record keyed;
+	struct dwell_identity identity;
+};
+
+/* What a filter asks of a packet or a thread: a table of these, each of which leads to a later one. */
+struct dwell_test {
+	__u32 field;    /* enum dwell_field */
+	__u32 negated;  /* where it can't be told, it is as if the field had matched, or not, for this being so */
+	__u32 on_true;  /* the test to go on with, or DWELL_ACCEPT, DWELL_REJECT */
+	__u32 on_false;
+	__u32 mask[4];  /* of an address or a name; the first, of a number */
+	__u32 low[4];   /* what that must be; or, of a number, the least */
+	__u32 high;     /* of a number, the most; of an address, its version; of a cgroup, its depth */
+	__u32 unused;
+};
+
+#define DWELL_TESTS 32
+#define DWELL_ACCEPT 254
+#define DWELL_REJECT 255
+
+enum dwell_field {
+	DWELL_NO_FIELD,
+	DWELL_SOURCE_ADDRESS,
+	DWELL_DESTINATION_ADDRESS,
+	DWELL_SOURCE_PORT,
+	DWELL_DESTINATION_PORT,
+	DWELL_LOCAL_PORT,
+	DWELL_REMOTE_PORT,
+	DWELL_PROTOCOL,
+	DWELL_VERSION,
+	DWELL_LENGTH,
+	DWELL_MARK,
+	DWELL_INTERFACE,
+	DWELL_RECEIVED_ON,
+	DWELL_NETNS,
+	DWELL_PID,
+	DWELL_TID,
+	DWELL_COMM,
+	DWELL_CGROUP,
+};
+
 /* How a span between two hooks ended. */
 enum dwell_outcome {
 	DWELL_REACHED,  /* it got to its end */
@@ -106,7 +199,8 @@ struct dwell_counters {
 	__u64 unkeyed;     /* runs at which there was nothing to match by */
 	__u64 unseen;      /* of a session: ends without a start, but for calls that weren't to be measured;
 			      of frames: calls from before it was on, of which there was no room to take a note */
-	__u64 reserved[5];
+	__u64 unparsed;    /* starts left out since it couldn't be told whether they are wanted */
+	__u64 reserved[4];
 };
 
 /*
@@ -141,6 +235,25 @@ struct dwell_ring_head {
 	__u64 unused_too[7];
 };
 
+/*
+ * The slowest spans of one CPU, of one generation: this, and then places for so many, each
+ * a struct dwell_slow and a record.
+ */
+struct dwell_slowest {
+	__u64 generation;
+	__u64 least;      /* the least rank, once there is no place left; 0 until then */
+	__u64 which;      /* where that is, or a place that is free */
+	__u64 lock;       /* 1: somebody is writing here; more: and others have found him at it, */
+	__u64 unkept;     /* and gone: so often, in all generations */
+	__u64 next_least; /* these belong to who is writing */
+	__u64 next_which;
+	__u64 unused;
+};
+
+struct dwell_slow {
+	__u64 rank; /* the latency, plus 1; 0: free */
+};
+
 /* All that one span keeps in its .bss. */
 struct dwell_state {
 	struct dwell_slot slots[DWELL_SETS * DWELL_WAYS];
@@ -154,7 +267,11 @@ _Static_assert(sizeof(struct dwell_slot) == 64, "slot layout");
 _Static_assert(sizeof(struct dwell_counters) == 128, "counters layout");
 _Static_assert(sizeof(struct dwell_histogram) == (4 + DWELL_BUCKETS) * 8, "histogram layout");
 _Static_assert(sizeof(struct dwell_ring_head) == 128, "ring layout");
+_Static_assert(sizeof(struct dwell_slowest) == 64, "layout of what is slowest");
 _Static_assert(sizeof(struct dwell_flow) == 40, "flow layout");
 _Static_assert(sizeof(struct dwell_keyed_record) == 136, "keyed record layout");
+_Static_assert(sizeof(struct dwell_identity) == 96, "identity layout");
+_Static_assert(sizeof(struct dwell_identified_record) == 232, "identified record layout");
+_Static_assert(sizeof(struct dwell_test) == 56, "test layout");
 
 #endif

@@ -3,13 +3,16 @@
 #ifndef DWELL_FLOW_H
 #define DWELL_FLOW_H
 
+#include "args.bpf.h"
 #include "dwell.h"
 
 enum {
 	IPPROTO_HOPOPTS = 0,
+	IPPROTO_IPIP = 4,
 	IPPROTO_TCP = 6,
 	IPPROTO_UDP = 17,
 	IPPROTO_DCCP = 33,
+	IPPROTO_IPV6 = 41,
 	IPPROTO_ROUTING = 43,
 	IPPROTO_FRAGMENT = 44,
 	IPPROTO_AH = 51,
@@ -29,10 +32,13 @@ enum {
 /* IPv6 extension headers that are looked behind, at most. */
 #define MAX_EXTENSIONS 6
 
+/* Any memory can be read, which lockdown forbids. */
+const volatile __u32 reads_memory = 1;
+
 /* Copies packet bytes [at, at + len) from the linear part; 0 if it has them. */
 static __always_inline int header(const struct sk_buff *skb, void *to, __u32 len, __u32 at)
 {
-	if (at + len > skb->tail)
+	if (!reads_memory || at + len > skb->tail)
 		return -1;
 	return bpf_probe_read_kernel(to, len, skb->head + at);
 }
@@ -43,38 +49,77 @@ static __always_inline int has_ports(__u8 protocol)
 	       protocol == IPPROTO_DCCP || protocol == IPPROTO_UDPLITE;
 }
 
-/* The transport header's place, or 0: an IPv4 packet that has none (a later fragment). */
-static __always_inline __u32 flow_of_ipv4(const struct sk_buff *skb, __u32 at, struct dwell_flow *flow)
+/*
+ * One more thing is known of it. The verifier doesn't get to know which: else it would
+ * look at all that follows once for each combination.
+ */
+static __always_inline void learn(struct dwell_identity *id, __u32 what)
 {
+	id->known = scalar(scalar(id->known | what));
+}
+
+static __always_inline void forget(struct dwell_identity *id, __u32 what)
+{
+	id->known = scalar(scalar(id->known & ~what));
+}
+
+/* What else the IP header tells, if anybody wants to know. */
+static __always_inline void note_ip(struct dwell_identity *id, __u8 tos, __u8 ttl, int is_later_fragment)
+{
+	if (!id)
+		return;
+	id->tos = tos;
+	id->ttl = ttl;
+	learn(id, DWELL_KNOWS_PROTOCOL | DWELL_KNOWS_ADDRESSES | DWELL_KNOWS_HEADER);
+	if (is_later_fragment)
+		learn(id, DWELL_KNOWS_NO_PORTS);
+}
+
+/* The transport header's place, or 0: an IPv4 packet that has none (a later fragment). `id` may be NULL. */
+static __always_inline __u32 flow_of_ipv4(const struct sk_buff *skb, __u32 at, struct dwell_flow *flow,
+					  struct dwell_identity *id)
+{
+	int is_later_fragment;
 	__u8 ip[20];
 
-	if (header(skb, ip, sizeof(ip), at))
+	if (header(skb, ip, sizeof(ip), at) || (ip[0] & 0xf) < 5)
 		return 0;
 	/* The fragment's offset, without the flags. */
-	if ((ip[6] & 0x1f) || ip[7])
+	is_later_fragment = (ip[6] & 0x1f) || ip[7];
+	if (is_later_fragment && !id)
 		return 0;
 	__builtin_memcpy(flow->saddr, ip + 12, 4);
 	__builtin_memcpy(flow->daddr, ip + 16, 4);
 	flow->protocol = ip[9];
-	return at + (ip[0] & 0xf) * 4;
+	note_ip(id, ip[1], ip[8], is_later_fragment);
+	return is_later_fragment ? 0 : at + (ip[0] & 0xf) * 4;
 }
 
+/* By a mask, since each comparison doubles what the verifier has to look at. */
 static __always_inline int is_extension(__u8 next)
 {
-	return next == IPPROTO_HOPOPTS || next == IPPROTO_ROUTING || next == IPPROTO_DSTOPTS ||
-	       next == IPPROTO_FRAGMENT || next == IPPROTO_AH;
+	const __u64 extensions = 1ULL << IPPROTO_HOPOPTS | 1ULL << IPPROTO_ROUTING | 1ULL << IPPROTO_DSTOPTS |
+				 1ULL << IPPROTO_FRAGMENT | 1ULL << IPPROTO_AH;
+
+	return next < 64 && extensions >> next & 1;
 }
 
-static __always_inline __u32 flow_of_ipv6(const struct sk_buff *skb, __u32 at, struct dwell_flow *flow)
+/* A number of 16 bits of which the verifier knows no more than that, so that the ways that lead to it are one again. */
+static __always_inline __u32 any_u16(__u32 number)
 {
-	__u8 ip[40], extension[4], next;
+	return address(number) & 0xffff;
+}
 
-	if (header(skb, ip, sizeof(ip), at))
+static __always_inline __u32 flow_of_ipv6(const struct sk_buff *skb, __u32 at, struct dwell_flow *flow,
+					  struct dwell_identity *id)
+{
+	__u8 ip[8], extension[4], next;
+	int is_later_fragment = 0;
+
+	if (header(skb, ip, sizeof(ip), at) || header(skb, flow->saddr, 32, at + sizeof(ip)))
 		return 0;
-	__builtin_memcpy(flow->saddr, ip + 8, 16);
-	__builtin_memcpy(flow->daddr, ip + 24, 16);
 	next = ip[6];
-	at += sizeof(ip);
+	at += 40;
 #pragma unroll
 	for (int n = 0; n < MAX_EXTENSIONS; n++) {
 		if (!is_extension(next))
@@ -82,22 +127,23 @@ static __always_inline __u32 flow_of_ipv6(const struct sk_buff *skb, __u32 at, s
 		if (header(skb, extension, sizeof(extension), at))
 			return 0;
 		if (next == IPPROTO_FRAGMENT) {
-			/* 13 bits of offset, three of flags. */
-			if (extension[2] || (extension[3] & 0xf8))
-				return 0;
-			at += 8;
-		} else if (next == IPPROTO_AH) {
-			at += (extension[1] + 2) * 4;
-		} else {
-			at += (extension[1] + 1) * 8;
+			/* 13 bits of offset, three of flags. What follows a later one isn't a header. */
+			is_later_fragment = extension[2] || (extension[3] & 0xf8);
+			next = extension[0];
+			if (is_later_fragment)
+				break;
+			at = any_u16(at + 8);
+			continue;
 		}
+		at = any_u16(at + (next == IPPROTO_AH ? (extension[1] + 2) * 4 : (extension[1] + 1) * 8));
 		next = extension[0];
 	}
 	/* More than that isn't looked behind. */
-	if (is_extension(next))
+	if (is_later_fragment ? !id : is_extension(next))
 		return 0;
 	flow->protocol = next;
-	return at;
+	note_ip(id, ip[0] << 4 | ip[1] >> 4, ip[7], is_later_fragment);
+	return is_later_fragment ? 0 : at;
 }
 
 /*
@@ -116,9 +162,9 @@ static __always_inline int flow_of_skb(const struct sk_buff *skb, struct dwell_f
 		return 0;
 	flow->version = version >> 4;
 	if (flow->version == 4)
-		transport = flow_of_ipv4(skb, at, flow);
+		transport = flow_of_ipv4(skb, at, flow, 0);
 	else if (flow->version == 6)
-		transport = flow_of_ipv6(skb, at, flow);
+		transport = flow_of_ipv6(skb, at, flow, 0);
 	else
 		return 0;
 	if (!transport)

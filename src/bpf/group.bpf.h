@@ -4,7 +4,7 @@
 #define DWELL_GROUP_H
 
 #include "args.bpf.h"
-#include "flow.bpf.h"
+#include "packet.bpf.h"
 
 /* enum group_by */
 const volatile __u32 group_by = 0;
@@ -14,12 +14,6 @@ enum group_by {
 	GROUP_BY_INTERFACE,
 	GROUP_BY_PROTOCOL,
 	GROUP_BY_LOCAL_PORT,
-};
-
-enum group_source {
-	GROUP_OF_SKB,
-	GROUP_OF_SOCK,
-	GROUP_OF_SOCKET,
 };
 
 static __always_inline __u64 group_of_sock(const struct sock *sk)
@@ -62,9 +56,9 @@ static __always_inline __u64 group_of(const __u64 *ctx, __u32 source, __u32 word
 	const struct socket *socket;
 
 	switch (source) {
-	case GROUP_OF_SOCK:
+	case SUBJECT_SOCK:
 		return group_of_sock((const struct sock *)ctx_word(ctx, word));
-	case GROUP_OF_SOCKET:
+	case SUBJECT_SOCKET:
 		socket = (const struct socket *)ctx_word(ctx, word);
 		return socket ? group_of_sock(socket->sk) : 0;
 	}

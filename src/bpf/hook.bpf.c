@@ -13,8 +13,10 @@
 #include <bpf/bpf_helpers.h>
 #include <bpf/bpf_core_read.h>
 #include <bpf/bpf_endian.h>
+#include "filter.bpf.h"
 #include "histogram.bpf.h"
 #include "ring.bpf.h"
+#include "slowest.bpf.h"
 
 #define HOOKS 10
 
@@ -30,8 +32,9 @@ struct hook {
 	__u32 reason_word; /* and the word that is the kernel's reason */
 	__u32 reversed;    /* the packet here flows the other way */
 	__u32 late;        /* the packet may be gone, so it isn't read */
-	__u32 group_source; /* a start: where its group is found, enum group_source, */
-	__u32 group_word;  /* in this word; NO_WORD: it has none */
+	__u32 subject_source; /* a start: where its group is found, and whose packet it is: enum subject_source, */
+	__u32 subject_word;   /* in this word; NO_WORD: nowhere */
+	__u32 subject_sock;   /* beside a packet, the word that is its socket, or NO_WORD */
 };
 
 const volatile struct hook hooks[HOOKS] = {};
@@ -81,7 +84,8 @@ struct at {
 /* Where a function returns a pointer, the last page of addresses are errors. */
 #define MAX_ERRNO 4095
 
-const volatile struct dwell_keyed_record keyed_record_layout = {};
+/* As in call.bpf.h. */
+const volatile struct dwell_identified_record identified_record_layout = {};
 
 static __always_inline __u64 key_of_sock(const struct sock *sk)
 {
@@ -166,22 +170,18 @@ static __always_inline __u32 skb_len(const struct at *at)
 {
 	struct sk_buff *skb;
 
-	if (!wants_events || !at->typed || at->hook->late || at->hook->skb_word >= NO_WORD)
+	if (!makes_records() || !at->typed || at->hook->late || at->hook->skb_word >= NO_WORD)
 		return 0;
 	skb = (struct sk_buff *)ctx_word(at->run.ctx, at->hook->skb_word);
 	return skb ? skb->len : 0;
 }
 
-static __always_inline void emit(const struct at *at, const struct dwell_start *start, __u64 latency, int in_table)
+static __always_inline void write_record(struct dwell_keyed_record *r, const struct at *at,
+					 const struct dwell_start *start, const struct dwell_identity *identity,
+					 __u64 latency)
 {
-	struct place place = reserve(at->run.cpu, sizeof(struct dwell_keyed_record), ring_stride, in_table);
 	const volatile struct hook *hook = at->hook;
-	struct dwell_keyed_record *r = place.record;
 
-	if (!r) {
-		count(&at->run.counters->ring_dropped);
-		return;
-	}
 	r->record.start_ns = start->ns;
 	r->record.latency_ns = latency;
 	r->record.ret = ctx_word(at->run.ctx, hook->return_word);
@@ -196,12 +196,50 @@ static __always_inline void emit(const struct at *at, const struct dwell_start *
 	r->outcome = hook->role == ROLE_ABANDON ? hook->outcome : DWELL_REACHED;
 	r->reason = hook->role == ROLE_ABANDON ? ctx_word(at->run.ctx, hook->reason_word) : 0;
 	r->flow = at->flow;
+	if (with_identity)
+		((struct dwell_identified_record *)r)->identity = *identity;
+}
+
+static __always_inline void emit(const struct at *at, const struct dwell_start *start,
+				 const struct dwell_identity *identity, __u64 latency, int in_table)
+{
+	__u32 size = with_identity ? sizeof(struct dwell_identified_record) : sizeof(struct dwell_keyed_record);
+	struct place place = reserve(at->run.cpu, size, ring_stride, in_table);
+
+	if (!place.record) {
+		count(&at->run.counters->ring_dropped);
+		return;
+	}
+	write_record(place.record, at, start, identity, latency);
 	submit(&place, in_table);
 }
 
-static __always_inline int finish(const struct at *at, const struct dwell_start *start, __u64 now, int in_table)
+/*
+ * Keeps a span that is slow, unless others have been slower by now. Returns 1, which
+ * callers must look at, as that of find_subject().
+ */
+FUNCTION int keep_slow(const struct at *at, const struct waiting *ended, __u64 latency)
+{
+	__u64 generation = slowest_generation;
+	struct dwell_slowest *slowest = slowest_of(at->run.cpu, generation);
+	struct dwell_slow *slow;
+	int done = 1;
+
+	if (slowest) {
+		slow = take_slow(slowest, generation, latency);
+		if (slow) {
+			write_record((void *)(slow + 1), at, &ended->start, &ended->identity, latency);
+			put_slow(slowest, slow, latency);
+		}
+	}
+	asm volatile("" : "+r"(done));
+	return done;
+}
+
+static __always_inline int finish(const struct at *at, const struct waiting *ended, __u64 now, int in_table)
 {
 	struct dwell_counters *counters = at->run.counters;
+	const struct dwell_start *start = &ended->start;
 	__u64 latency = now - start->ns;
 
 	/*
@@ -219,23 +257,24 @@ static __always_inline int finish(const struct at *at, const struct dwell_start 
 	}
 	if (at->hook->role == ROLE_ABANDON)
 		count(&counters->abandoned);
-	else if (!record_latency(&at->run, start, latency, !suspect, in_table))
+	else if (!record_latency(&at->run, start, latency, !suspect, in_table) ||
+		 (slowest_count && is_slow(at->run.cpu, latency) && !keep_slow(at, ended, latency)))
 		return 0;
 	if ((at->hook->role != ROLE_ABANDON || emit_abandoned) && wants_events &&
 	    is_wanted_event(counters, now, latency))
-		emit(at, start, latency, in_table);
+		emit(at, start, &ended->identity, latency, in_table);
 	return 0;
 }
 
 /* Once for kernels with compare-and-swap, and once for those that don't know the instruction. */
-FUNCTION int finish_from_table(const struct at *at, const struct dwell_start *start, __u64 now)
+FUNCTION int finish_from_table(const struct at *at, const struct waiting *ended, __u64 now)
 {
-	return finish(at, start, now, 1);
+	return finish(at, ended, now, 1);
 }
 
-FUNCTION int finish_from_hash(const struct at *at, const struct dwell_start *start, __u64 now)
+FUNCTION int finish_from_hash(const struct at *at, const struct waiting *ended, __u64 now)
 {
-	return finish(at, start, now, 0);
+	return finish(at, ended, now, 0);
 }
 
 /* Of a start that a later one of its key takes the place of. */
@@ -261,7 +300,6 @@ static __always_inline void publish(struct dwell_slot *slot, __u64 key)
  */
 static __always_inline void settle(const struct run *run, struct dwell_slot *set, struct dwell_slot *mine)
 {
-	struct dwell_start other;
 	int before = 1;
 
 #pragma unroll
@@ -279,7 +317,7 @@ static __always_inline void settle(const struct run *run, struct dwell_slot *set
 				return;
 		}
 	}
-	if (state.overflow_live && take_from_hash(run, &other))
+	if (state.overflow_live && drop_from_hash(run))
 		count(&run->counters->overwritten);
 }
 
@@ -324,10 +362,8 @@ static __always_inline int is_kept_in_hash(const struct run *run)
 		count(&run->counters->overwritten);
 		return 1;
 	}
-	if (!bpf_map_delete_elem(&dwell_overflow, &key)) {
-		add(&state.overflow_live, -1);
+	if (drop_from_hash(run))
 		replaced(run, expired);
-	}
 	return 0;
 }
 
@@ -336,20 +372,19 @@ static __always_inline int is_kept_in_hash(const struct run *run)
  * that is filled afterwards may have been another's since. That puts the map's
  * cost within the span.
  */
-static __always_inline void insert_in_hash(const struct run *run, __u32 len, int in_table)
+static __always_inline void insert_in_hash(const struct run *run, __u32 len, struct waiting *waiting, int in_table)
 {
 	__u64 key = run->key;
-	struct dwell_start start;
 	long error;
 
 	/* Before it can be found, so that who looks for it doesn't leave it out. */
 	add(&state.overflow_live, 1);
-	fill(&start, run, len);
-	seal(&start, key);
-	error = bpf_map_update_elem(&dwell_overflow, &key, &start, BPF_NOEXIST);
+	fill(&waiting->start, run, len);
+	seal(&waiting->start, key);
+	error = bpf_map_update_elem(&dwell_overflow, &key, waiting, BPF_NOEXIST);
 	if (!error) {
 		/* What another CPU has put into the table meanwhile stays, as in settle(). */
-		if (in_table && find(set_of(key), key) && take_from_hash(run, &start))
+		if (in_table && find(set_of(key), key) && drop_from_hash(run))
 			count(&run->counters->overwritten);
 		return;
 	}
@@ -361,7 +396,8 @@ static __always_inline void insert_in_hash(const struct run *run, __u32 len, int
 		count(&run->counters->untracked);
 }
 
-FUNCTION int start_in_table(const struct run *run, __u32 len)
+/* `waiting` has the identity, if that is wanted. */
+FUNCTION int start_in_table(const struct run *run, __u32 len, struct waiting *waiting)
 {
 	struct dwell_slot *set = set_of(run->key), *slot;
 	__u64 key = run->key;
@@ -382,24 +418,45 @@ FUNCTION int start_in_table(const struct run *run, __u32 len)
 			slot = evict(run, set);
 	}
 	if (!slot) {
-		insert_in_hash(run, len, 1);
+		insert_in_hash(run, len, waiting, 1);
 		return 0;
 	}
+	if (with_identity)
+		keep_identity(slot, &waiting->identity);
 	fill(&slot->start, run, len);
 	publish(slot, key);
 	settle(run, set, slot);
 	return 0;
 }
 
-static __always_inline int take_from_table(const struct run *run, struct dwell_start *out)
+/* Where there is no table. */
+FUNCTION int start_in_hash(const struct run *run, __u32 len, struct waiting *waiting)
+{
+	if (!is_kept_in_hash(run))
+		insert_in_hash(run, len, waiting, 0);
+	return 0;
+}
+
+static __always_inline int take_from_table(const struct run *run, struct waiting *out)
 {
 	struct dwell_slot *slot = find(set_of(run->key), run->key);
 
 	if (!slot || !swap_key(slot, run->key, BUSY))
 		return state.overflow_live && take_from_hash(run, out);
-	*out = slot->start;
+	copy_out(out, slot);
 	release(slot);
 	return 1;
+}
+
+/* Whether a span is to be measured that starts here; and whose packet it is, if anybody wants to know. */
+FUNCTION int is_wanted(const struct at *at, struct subject *subject)
+{
+	const volatile struct hook *hook = at->hook;
+
+	if (needs_subject && !find_subject(at->run.ctx, hook->subject_source, hook->subject_word, hook->subject_sock,
+					   subject))
+		return 0;
+	return !test_count || passes(subject, at->run.counters);
 }
 
 static __always_inline int at_hook(const __u64 *ctx, const struct task_struct *task,
@@ -407,8 +464,10 @@ static __always_inline int at_hook(const __u64 *ctx, const struct task_struct *t
 {
 	__u64 now = hook->role == ROLE_END ? bpf_ktime_get_ns() : 0;
 	struct at at = { .run = { .ctx = ctx, .task = task }, .hook = hook, .typed = typed };
+	/* At a start what begins, at an end what has ended: all functions together don't have much stack. */
+	struct subject subject;
+	struct waiting *ended = &subject.waiting;
 	struct run *run = &at.run;
-	struct dwell_start start;
 
 	if (!probe_on)
 		return 0;
@@ -420,21 +479,29 @@ static __always_inline int at_hook(const __u64 *ctx, const struct task_struct *t
 		return 0;
 	}
 	if (hook->role == ROLE_START) {
+		/* Where nobody asks, not even the call is made. */
+		if ((test_count || needs_subject) && !is_wanted(&at, &subject)) {
+			/* Nor may its end meet an earlier start. */
+			if (!keep_first &&
+			    (in_table ? take_from_table(run, ended) : take_from_hash(run, ended)))
+				count(&run->counters->overwritten);
+			return 0;
+		}
 		count(&run->counters->started);
-		if (group_by && typed && hook->group_word < NO_WORD)
-			run->group = group_of(ctx, hook->group_source, hook->group_word);
+		if (group_by && typed && hook->subject_word < NO_WORD)
+			run->group = group_of(ctx, hook->subject_source, hook->subject_word);
 		if (in_table)
-			start_in_table(run, skb_len(&at));
-		else if (!is_kept_in_hash(run))
-			insert_in_hash(run, skb_len(&at), 0);
-	} else if (in_table ? take_from_table(run, &start) : take_from_hash(run, &start)) {
+			start_in_table(run, skb_len(&at), &subject.waiting);
+		else
+			start_in_hash(run, skb_len(&at), &subject.waiting);
+	} else if (in_table ? take_from_table(run, ended) : take_from_hash(run, ended)) {
 		/* Most that goes is in no span: only what is needs the time. */
 		now = hook->role == ROLE_END ? now : bpf_ktime_get_ns();
 		if (in_table)
-			finish_from_table(&at, &start, now);
+			finish_from_table(&at, ended, now);
 		else
-			finish_from_hash(&at, &start, now);
-	} else if (hook->role == ROLE_END) {
+			finish_from_hash(&at, ended, now);
+	} else if (hook->role == ROLE_END && !test_count) {
 		count(&run->counters->unmatched);
 	}
 	return 0;

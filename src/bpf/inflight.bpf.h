@@ -19,12 +19,36 @@ const volatile __u64 max_age_ns = 0;
 
 struct dwell_state state = {};
 
+/* Events tell whose packets they are about. */
+const volatile __u32 with_identity = 0;
+
+/* A start, and whose packet it was, if that is wanted. Else the map's values are a struct dwell_start alone. */
+struct waiting {
+	struct dwell_start start;
+	struct dwell_identity identity;
+};
+
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
 	__uint(max_entries, 4096);
-	__type(key, __u64);
-	__type(value, struct dwell_start);
+	__uint(key_size, sizeof(__u64));
+	/* Without a type, so that it can be larger. */
+	__uint(value_size, sizeof(struct dwell_start));
 } dwell_overflow SEC(".maps");
+
+/* The identities of the starts in the table, slot by slot; there is one element. */
+struct identities {
+	struct dwell_identity of[DWELL_SETS * DWELL_WAYS];
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, __u32);
+	__type(value, struct identities);
+} dwell_identities SEC(".maps");
+
+static const __u32 first_key = 0;
 
 /* One run of a program: at one end of one span. */
 struct run {
@@ -65,6 +89,39 @@ static __always_inline void count(__u64 *counter)
 static __always_inline void count_at(void *base, const int offset)
 {
 	asm volatile("lock *(u64 *)(%0 + %1) += %2" : : "r"(base), "i"(offset), "r"(1ULL) : "memory");
+}
+
+/* Where the identity is that belongs to a slot, if there are any. */
+static __always_inline struct dwell_identity *identity_of(const struct dwell_slot *slot)
+{
+	struct identities *identities = bpf_map_lookup_elem(&dwell_identities, &first_key);
+	__u64 offset = (__u64)slot;
+
+	if (!identities)
+		return 0;
+	asm volatile("%0 -= %1" : "+r"(offset) : "r"(&state));
+	return &identities->of[offset / sizeof(*slot) % (DWELL_SETS * DWELL_WAYS)];
+}
+
+static __always_inline void keep_identity(const struct dwell_slot *slot, const struct dwell_identity *identity)
+{
+	struct dwell_identity *to = identity_of(slot);
+
+	if (to)
+		*to = *identity;
+}
+
+/* What waits in a slot, before that is given back. */
+static __always_inline void copy_out(struct waiting *to, const struct dwell_slot *slot)
+{
+	const struct dwell_identity *identity;
+
+	to->start = slot->start;
+	if (!with_identity)
+		return;
+	identity = identity_of(slot);
+	if (identity)
+		to->identity = *identity;
 }
 
 /* The set a key belongs to, by Fibonacci hashing: keys differ in few bits. */
@@ -159,19 +216,36 @@ static __always_inline void seal(struct dwell_start *start, __u64 key)
 	start->fingerprint ^= key ^ start->ns;
 }
 
-/* Whether there was a start in the map, and it was this run that took it out. */
-static __always_inline int take_from_hash(const struct run *run, struct dwell_start *out)
+/* Whether there was a start in the map that has gone now. */
+static __always_inline int drop_from_hash(const struct run *run)
 {
 	__u64 key = run->key;
-	struct dwell_start *start = bpf_map_lookup_elem(&dwell_overflow, &key);
 
-	if (!start)
-		return 0;
-	*out = *start;
 	if (bpf_map_delete_elem(&dwell_overflow, &key))
 		return 0;
 	add(&state.overflow_live, -1);
-	seal(out, key);
+	return 1;
+}
+
+/* Whether there was a start in the map, and it was this run that took it out. */
+static __always_inline int take_from_hash(const struct run *run, struct waiting *out)
+{
+	__u64 key = run->key;
+	struct waiting *waiting = bpf_map_lookup_elem(&dwell_overflow, &key);
+
+	if (!waiting)
+		return 0;
+	out->start = waiting->start;
+	if (with_identity) {
+		out->identity = waiting->identity;
+		/* It isn't sealed: so is it still the same element's? */
+		if (*(volatile __u64 *)&waiting->start.ns != out->start.ns)
+			return 0;
+	}
+	if (bpf_map_delete_elem(&dwell_overflow, &key))
+		return 0;
+	add(&state.overflow_live, -1);
+	seal(&out->start, key);
 	return 1;
 }
 

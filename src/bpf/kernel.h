@@ -61,6 +61,39 @@ struct in6_addr {
 	__u8 s6_addr[16]; /* a macro in the kernel, for a member of a union: never relocated, only its size counts */
 };
 
+/* Anonymous in the kernel, which doesn't matter: what is behind the name counts. */
+struct counter_64 {
+	__s64 counter;
+};
+
+struct ns_common {
+	unsigned int inum;
+};
+
+struct net {
+	struct ns_common ns;
+};
+
+struct net_pointer {
+	struct net *net;
+};
+
+struct kernfs_node {
+	__u64 id;
+};
+
+struct cgroup {
+	struct kernfs_node *kn;
+	struct cgroup *ancestors[1]; /* from Linux 6.1 on; */
+	__u64 ancestor_ids[1];       /* before */
+	int level;
+};
+
+struct sock_cgroup_data {
+	struct cgroup *cgroup; /* since Linux 5.15; */
+	__u64 val;             /* before */
+};
+
 struct sock_common {
 	__be32 skc_daddr;
 	__be32 skc_rcv_saddr;
@@ -71,11 +104,15 @@ struct sock_common {
 	int skc_bound_dev_if;
 	struct in6_addr skc_v6_daddr;
 	struct in6_addr skc_v6_rcv_saddr;
+	struct net_pointer skc_net;
+	struct counter_64 skc_cookie;
 };
 
 struct sock {
 	struct sock_common __sk_common;
 	__u16 sk_protocol;
+	__u32 sk_mark;
+	struct sock_cgroup_data sk_cgrp_data;
 };
 
 struct socket {
@@ -84,14 +121,24 @@ struct socket {
 
 struct net_device {
 	int ifindex;
+	struct net_pointer nd_net;
 };
 
 struct sk_buff {
 	struct sock *sk;
-	struct net_device *dev;
+	struct net_device *dev; /* in a queue of a socket, something else is in its place */
 	unsigned int len;
 	__u8 tc_at_ingress : 1;
-	__u16 network_header; /* an offset from head */
+	__u8 vlan_present : 1; /* before Linux 6.2; */
+	__u32 vlan_all;        /* since, not 0 */
+	__u16 vlan_tci;
+	__u16 queue_mapping;
+	__u32 hash;
+	__u32 mark;
+	int skb_iif;
+	__be16 protocol;
+	__u16 mac_header;     /* an offset from head, as the next */
+	__u16 network_header;
 	unsigned int tail;    /* an offset from head on 64-bit machines */
 	unsigned char *head;
 };
@@ -101,8 +148,13 @@ struct nf_hook_state {
 	__u8 pf;
 };
 
+struct css_set {
+	struct cgroup *dfl_cgrp;
+};
+
 struct task_struct {
 	void *stack;
+	struct css_set *cgroups;
 	int pid;  /* user space's tid */
 	int tgid; /* user space's pid */
 	char comm[16];

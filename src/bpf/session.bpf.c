@@ -51,12 +51,13 @@ SEC("fsession")
 int call_session(__u64 *ctx)
 {
 	__u64 *cookie = bpf_session_cookie(ctx);
-	struct dwell_start start = {};
+	struct subject subject;
+	struct waiting ended;
 	struct run run;
 	__u64 now;
 
 	if (!bpf_session_is_return(ctx)) {
-		if (!probe_on || !is_wanted(ctx)) {
+		if (!probe_on || !is_wanted(ctx, &subject)) {
 			*cookie = NOT_MEASURED;
 			return 0;
 		}
@@ -66,13 +67,13 @@ int call_session(__u64 *ctx)
 	}
 	now = bpf_ktime_get_ns();
 	run = run_of(ctx, 0);
-	start.ns = *cookie;
-	if (start.ns > NOT_MEASURED && now >= start.ns)
-		complete(&run, &start, now, 1, 1);
-	else if (start.ns > NOT_MEASURED)
+	ended.start = (struct dwell_start){ .ns = *cookie };
+	if (ended.start.ns > NOT_MEASURED && now >= ended.start.ns)
+		complete(&run, &ended, now, 1, 1);
+	else if (ended.start.ns > NOT_MEASURED)
 		count(&run.counters->mismatched);
 	else if (probe_on)
-		no_own_start(&run, start.ns);
+		no_own_start(&run, ended.start.ns);
 	return 0;
 }
 
@@ -127,18 +128,19 @@ static __always_inline struct dwell_slot *slot_of(__u64 cookie)
 static __always_inline int enter(__u64 *ctx)
 {
 	struct dwell_slot *set, *slot;
-	struct dwell_start stale;
+	struct subject subject;
+	struct waiting stale;
 	struct run run;
 	__u64 cookie;
 
-	if (!probe_on || !is_wanted(ctx)) {
+	if (!probe_on || !is_wanted(ctx, &subject)) {
 		*bpf_session_cookie(ctx) = NOT_MEASURED;
 		return 0;
 	}
 	run = run_of(ctx, 0);
 	/* What still holds this frame has lost its exit. */
 	if (state.overflow_live && take_from_hash(&run, &stale))
-		overwrite(&run, &stale);
+		overwrite(&run, &stale.start);
 	set = set_of_frame(run.key);
 	slot = find(set, run.key);
 	if (slot)
@@ -148,10 +150,12 @@ static __always_inline int enter(__u64 *ctx)
 	count(&run.counters->started);
 	run.group = call_group(ctx);
 	if (slot) {
+		if (with_identity)
+			keep_identity(slot, &subject.waiting.identity);
 		fill(&slot->start, &run, skb_len(ctx));
 		cookie = cookie_of(slot);
 	} else {
-		cookie = start_in_hash(&run, skb_len(ctx)) ? IN_HASH : NOWHERE;
+		cookie = start_in_hash(&run, skb_len(ctx), &subject.waiting.identity) ? IN_HASH : NOWHERE;
 	}
 	*bpf_session_cookie(ctx) = cookie;
 	return 0;
@@ -160,24 +164,24 @@ static __always_inline int enter(__u64 *ctx)
 static __always_inline int leave(__u64 *ctx, __u64 now)
 {
 	__u64 cookie = *bpf_session_cookie(ctx);
-	struct dwell_start start = {};
 	struct dwell_slot *slot;
+	struct waiting ended;
 	struct run run;
 
 	run = run_of(ctx, bpf_get_current_task_btf());
 	if (cookie & IN_TABLE) {
 		slot = slot_of(cookie);
-		start = slot->start;
+		copy_out(&ended, slot);
 		release(slot);
-	} else if (cookie != IN_HASH || !take_from_hash(&run, &start)) {
+	} else if (cookie != IN_HASH || !take_from_hash(&run, &ended)) {
 		if (probe_on)
 			no_own_start(&run, cookie);
 		return 0;
 	}
-	if (now < start.ns)
+	if (now < ended.start.ns)
 		count(&run.counters->mismatched);
 	else
-		complete(&run, &start, now, 1, 1);
+		complete(&run, &ended, now, 1, 1);
 	return 0;
 }
 

@@ -4,14 +4,14 @@ use std::mem::MaybeUninit;
 
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 
-use super::object::{Context, NO_WORD, prepare};
+use super::object::{Context, prepare};
 use super::span::{Failure, Part, Step, at, choose, explained};
 use super::state::StateMaps;
 use super::{Rings, skel};
 use crate::error::Error;
 use crate::kernel::Return;
 use crate::pairing::{Pairing, Store};
-use crate::plan::{CallPlan, ConditionKind, Role};
+use crate::plan::{CallPlan, ConditionKind, NO_WORD, Role, SubjectPlan};
 
 /// Attaches part `part` of a span; on failure nothing of it is left.
 pub(super) fn attach(context: &Context<'_>, part: usize, call: &CallPlan, pairing: Pairing) -> Result<Part, Error> {
@@ -69,7 +69,7 @@ impl Build {
 impl SessionBuild {
     fn of(context: &Context<'_>, call: &CallPlan) -> Self {
         let is_plain = is_plain(context, call);
-        if !context.plan.events.are_wanted() && call.group.is_none() {
+        if !context.plan.makes_records() && !context.plan.is_grouped() {
             return if is_plain { Self::CookieLean } else { Self::Cookie };
         }
         let is_lean = is_plain && call.skb_word == Some(0) && context.room.is_whole();
@@ -83,7 +83,9 @@ impl SessionBuild {
 
 /// Whether nothing is asked for that mostly isn't.
 fn is_plain(context: &Context<'_>, call: &CallPlan) -> bool {
-    call.condition.is_none() && call.group.is_none() && context.plan.max_age.is_none()
+    let plan = context.plan;
+    let is_choosy = call.condition.is_some() || !plan.tests.is_empty();
+    !is_choosy && !plan.is_grouped() && !plan.identified && plan.max_age.is_none() && plan.slowest.is_none()
 }
 
 /// Whether all calls become events, in rings that are for calls alone.
@@ -110,9 +112,8 @@ macro_rules! prepare_call {
             rodata.skb_word = call.skb_word.unwrap_or(NO_WORD);
             // The packet tells calls apart best; else the first argument, which mostly is the object worked on.
             rodata.fingerprint_word = call.skb_word.unwrap_or(if words > 0 { 0 } else { NO_WORD });
-            if let Some(group) = call.group {
-                (rodata.group_source, rodata.group_word) = (group.source as u32, group.word);
-            }
+            let SubjectPlan { source, word, sock_word } = call.subject;
+            (rodata.subject_source, rodata.subject_word, rodata.subject_sock) = (source as u32, word, sock_word);
             if let Some(condition) = call.condition {
                 rodata.condition_word = condition.word;
                 // enum condition in call.bpf.h
@@ -167,7 +168,8 @@ fn load_frames(context: &Context<'_>, part: usize, call: &CallPlan) -> Result<Pa
     programs.add(context.place.span, Role::Start, entry).map_err(at(Step::Load))?;
     programs.add(context.place.span, Role::End, exit).map_err(at(Step::Load))?;
     let maps = &skel.maps;
-    let maps = StateMaps::keep(&maps.bss, &maps.dwell_overflow, &maps.data_doubt, context.plan.max_age);
+    let identities = context.plan.identified.then_some(&maps.dwell_identities);
+    let maps = StateMaps::keep(&maps.bss, &maps.dwell_overflow, &maps.data_doubt, identities, context.plan.max_age);
     let maps = maps.map_err(at(Step::Load))?;
     let attaching = at(Step::Attach);
     // The exit first, so that every call whose entry is seen can have its exit seen.
@@ -206,7 +208,8 @@ fn load_session(context: &Context<'_>, part: usize, call: &CallPlan) -> Result<P
     };
     context.shared.programs.add(context.place.span, Role::Start, program).map_err(at(Step::Load))?;
     let maps = &skel.maps;
-    let maps = StateMaps::keep(&maps.bss, &maps.dwell_overflow, &maps.data_doubt, context.plan.max_age);
+    let identities = context.plan.identified.then_some(&maps.dwell_identities);
+    let maps = StateMaps::keep(&maps.bss, &maps.dwell_overflow, &maps.data_doubt, identities, context.plan.max_age);
     let maps = maps.map_err(at(Step::Load))?;
     let link = program.attach_trace().map_err(at(Step::Attach))?;
     Ok(Part { links: vec![link], maps })

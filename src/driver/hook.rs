@@ -7,14 +7,14 @@ use std::os::fd::AsFd as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder as _};
 use libbpf_rs::{Link, OpenObject, OpenProgramMut, ProgramAttachType, ProgramMut};
 
-use super::object::{Context, NO_WORD, prepare};
+use super::object::{Context, prepare};
 use super::skel::hook::{HookProgs, HookSkelBuilder, OpenHookProgs, OpenHookSkel, types};
 use super::span::{Part, Step, at, explain, explained};
 use super::state::StateMaps;
 use super::{messages, system_error};
 use crate::error::Error;
 use crate::pairing::Store;
-use crate::plan::{HookPlan, Role, Site};
+use crate::plan::{HookPlan, NO_WORD, Role, Site, SubjectPlan};
 use crate::span::Restart;
 use crate::wire::{RawFlow, outcome};
 
@@ -56,11 +56,12 @@ impl Object<'_> {
     fn load(
         &self,
         hooks: &[(usize, &HookPlan)],
-        maps: &mut Option<StateMaps>,
+        first_maps: &mut Option<StateMaps>,
         links: &mut Vec<Link>,
     ) -> Result<(), Error> {
         let mut object = MaybeUninit::uninit();
-        let (skel, log) = messages::captured(|| self.open(&mut object, hooks, maps.as_ref()).and_then(OpenSkel::load));
+        let (skel, log) =
+            messages::captured(|| self.open(&mut object, hooks, first_maps.as_ref()).and_then(OpenSkel::load));
         let skel = skel.map_err(|error| {
             let hook = hooks.get(blamed(&log)).map_or(hooks[0].1, |(_, hook)| hook);
             explain(&at(Step::Load)(error), &hook.site.to_string(), hook.site.function(), log)
@@ -83,10 +84,11 @@ impl Object<'_> {
                 link.map_err(at(Step::Attach))
             })?);
         }
-        if maps.is_none() {
-            let max_age = self.context.plan.max_age;
-            let kept = StateMaps::keep(&skel.maps.bss, &skel.maps.dwell_overflow, &skel.maps.data_doubt, max_age);
-            *maps = Some(kept.map_err(|error| system_error("duplicating a descriptor", &error))?);
+        if first_maps.is_none() {
+            let (maps, plan) = (&skel.maps, self.context.plan);
+            let identities = plan.identified.then_some(&maps.dwell_identities);
+            let kept = StateMaps::keep(&maps.bss, &maps.dwell_overflow, &maps.data_doubt, identities, plan.max_age);
+            *first_maps = Some(kept.map_err(|error| system_error("duplicating a descriptor", &error))?);
         }
         Ok(())
     }
@@ -109,6 +111,9 @@ impl Object<'_> {
             for (config, (part, hook)) in rodata.hooks.iter_mut().zip(hooks) {
                 configure(config, self.context.end_of(*part), hook);
             }
+        }
+        if let Some(identities) = maps.and_then(StateMaps::identities) {
+            open.maps.dwell_identities.reuse_fd(identities.as_fd())?;
         }
         if let Some([state, overflow, doubt]) = maps.map(StateMaps::handles) {
             open.maps.bss.reuse_fd(state.as_fd())?;
@@ -157,8 +162,8 @@ fn configure(config: &mut types::hook, end: u32, hook: &HookPlan) {
     };
     config.reversed = hook.reversed.into();
     config.late = hook.late.into();
-    config.group_source = hook.group.map_or(0, |group| group.source as u32);
-    config.group_word = hook.group.map_or(NO_WORD, |group| group.word);
+    let SubjectPlan { source, word, sock_word } = hook.subject;
+    (config.subject_source, config.subject_word, config.subject_sock) = (source as u32, word, sock_word);
 }
 
 fn opened<'a, 'o>(progs: &'a mut OpenHookProgs<'o>) -> [[&'a mut OpenProgramMut<'o>; HOOKS]; 4] {

@@ -17,7 +17,7 @@ const DOORBELL: usize = 8;
 
 /// From a record to the program.
 pub(super) struct Intake {
-    codec: Codec,
+    codec: Arc<Codec>,
     delivery: Delivery,
     tally: Arc<Tally>,
     programs: Arc<Programs>,
@@ -25,7 +25,7 @@ pub(super) struct Intake {
 }
 
 impl Intake {
-    pub(super) fn new(codec: Codec, delivery: Delivery, tally: Arc<Tally>, programs: Arc<Programs>) -> Self {
+    pub(super) fn new(codec: Arc<Codec>, delivery: Delivery, tally: Arc<Tally>, programs: Arc<Programs>) -> Self {
         let doubts = codec.spans.iter().map(|_| Doubt::new()).collect();
         Self { codec, delivery, tally, programs, doubts }
     }

@@ -3,7 +3,10 @@
 use std::mem::offset_of;
 
 use super::skel::{call, hook, session};
-use crate::wire::{Counters, KeyedRecord, RawFlow, RawHistogram, Record, RingHead, Slot, Start, State};
+use crate::wire::{
+    Counters, IdentifiedRecord, KeyedRecord, RawFlow, RawHistogram, RawIdentity, Record, RingHead, Slot, SlowestHead,
+    Start, State,
+};
 
 /// Asserts that two structs have one size, and the named members at the same offsets.
 macro_rules! same_layout {
@@ -35,6 +38,28 @@ same_layout!(
 );
 same_layout!(KeyedRecord, hook::types::dwell_keyed_record, record, key, outcome, reason, flow);
 same_layout!(RawFlow, hook::types::dwell_flow, saddr, daddr, sport, dport, version, protocol, unused);
+same_layout!(
+    RawIdentity,
+    hook::types::dwell_identity,
+    flow,
+    cgroup,
+    cookie,
+    known,
+    len,
+    seq,
+    mark,
+    hash,
+    netns,
+    interface,
+    received_on,
+    vlan,
+    queue,
+    tos,
+    ttl,
+    tcp_flags,
+    direction
+);
+same_layout!(IdentifiedRecord, hook::types::dwell_identified_record, keyed, identity);
 same_layout!(Start, call::types::dwell_start, ns, fingerprint, stint, len, cpu, group);
 same_layout!(Slot, call::types::dwell_slot, key, start, starts, unused);
 same_layout!(
@@ -51,15 +76,30 @@ same_layout!(
     expired,
     unkeyed,
     unseen,
+    unparsed,
     reserved
 );
 same_layout!(RawHistogram, call::types::dwell_histogram, sum, max, min, beyond, buckets);
 same_layout!(RingHead, call::types::dwell_ring_head, head, unused, limit, unused_too);
+same_layout!(
+    SlowestHead,
+    call::types::dwell_slowest,
+    generation,
+    least,
+    which,
+    lock,
+    unkept,
+    next_least,
+    next_which,
+    unused
+);
 same_layout!(State, call::types::dwell_state, slots, counters, overflow_live);
 
 // No padding, as `Plain` demands: the sizes are the sums of the members'.
 const _: () = assert!(size_of::<Record>() == 4 * 8 + 8 * 4 + 16);
 const _: () = assert!(size_of::<KeyedRecord>() == size_of::<Record>() + 8 + 2 * 4 + size_of::<RawFlow>());
+const _: () = assert!(size_of::<IdentifiedRecord>() == size_of::<KeyedRecord>() + size_of::<RawIdentity>());
+const _: () = assert!(size_of::<RawIdentity>() == size_of::<RawFlow>() + 2 * 8 + 8 * 4 + 2 * 2 + 4);
 const _: () = assert!(size_of::<RawFlow>() == 2 * 16 + 2 * 2 + 4);
 const _: () = assert!(size_of::<Slot>() == 3 * 8 + 4 * 8 + 2 * 4);
 const _: () = assert!(size_of::<State>() == 128 * 16 * 8 + 4096 * 64 + 8);

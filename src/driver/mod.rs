@@ -13,6 +13,7 @@ mod reader;
 mod rings;
 mod room;
 mod skel;
+mod slowest;
 mod span;
 mod state;
 mod tally;
@@ -31,7 +32,7 @@ pub(crate) use room::choose_store;
 pub(crate) use span::{AttachedSpan, Snapshot, attach_all};
 pub(crate) use tally::{SpanTally, Tally};
 
-use self::rings::{CALL_STRIDE, KEYED_STRIDE};
+use self::rings::{CALL_STRIDE, IDENTIFIED_STRIDE, KEYED_STRIDE};
 use self::state::{Programs, StateMaps};
 use crate::error::{Capability, Error};
 use crate::kernel;
@@ -54,6 +55,7 @@ pub(crate) struct Shared {
     store: Store,
     typed: bool,
     sessions: bool,
+    reads_memory: bool,
     programs: Arc<Programs>,
     watched: Watched,
 }
@@ -76,12 +78,34 @@ type Watched = Arc<Mutex<Vec<Weak<StateMaps>>>>;
 pub(crate) struct Wishes {
     /// The rings' size, as asked for; `None`: nobody wants events.
     pub(crate) ring_bytes: Option<usize>,
-    /// Some spans are between hooks, and have larger records.
-    pub(crate) keyed: bool,
+    /// The largest records of its spans.
+    pub(crate) records: Records,
     /// Tracepoints' arguments can be followed.
     pub(crate) typed: bool,
     /// Calls may be paired by sessions.
     pub(crate) sessions: bool,
+    /// Packets' headers can be read.
+    pub(crate) headers: bool,
+}
+
+/// What records have, each more than the one before.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) enum Records {
+    OfCalls,
+    Keyed,
+    Identified,
+}
+
+impl Records {
+    /// The bytes of their slots.
+    fn stride(self) -> u32 {
+        let stride = match self {
+            Self::OfCalls => CALL_STRIDE,
+            Self::Keyed => KEYED_STRIDE,
+            Self::Identified => IDENTIFIED_STRIDE,
+        };
+        stride as u32
+    }
 }
 
 impl Shared {
@@ -97,14 +121,13 @@ impl Shared {
     }
 
     fn create_maps(store: Store, cpus: u32, wishes: Wishes) -> libbpf_rs::Result<Self> {
-        let flag =
-            |name| create_map(MapType::Array, name, 4, 8, 1, libbpf_sys::BPF_F_MMAPABLE).context("creating a map");
+        let flag = |name| create_flag(name).context("creating a map");
         let (mut ring, mut rings) = (None, None);
         if let Some(bytes) = wishes.ring_bytes {
             let bytes = match store {
                 Store::HashMap => ring_size(bytes),
                 Store::Table => {
-                    rings = Some(Rings::create(bytes, cpus, wishes.keyed).context("creating the rings")?);
+                    rings = Some(Rings::create(bytes, cpus, wishes.records.stride()).context("creating the rings")?);
                     page_size() as u32
                 }
             };
@@ -120,6 +143,7 @@ impl Shared {
             store,
             typed: wishes.typed,
             sessions: wishes.sessions,
+            reads_memory: wishes.headers,
             programs: Arc::default(),
             watched: Arc::default(),
         })
@@ -145,8 +169,7 @@ pub(crate) fn possible_cpus() -> usize {
 
 impl Rings {
     /// Together of about this size.
-    fn create(bytes: usize, cpus: u32, keyed: bool) -> libbpf_rs::Result<Self> {
-        let stride = if keyed { KEYED_STRIDE } else { CALL_STRIDE } as u32;
+    fn create(bytes: usize, cpus: u32, stride: u32) -> libbpf_rs::Result<Self> {
         let slots = slots_of_ring(bytes, cpus, stride);
         let size = size_of::<RingHead>() as u32 + slots * stride;
         let map = create_map(MapType::Array, "dwell_rings", 4, size, cpus, libbpf_sys::BPF_F_MMAPABLE)?;
@@ -187,6 +210,11 @@ impl Switch {
 /// The value of the maps that are switches.
 const SET: [u8; 8] = 1_u64.to_ne_bytes();
 const CLEAR: [u8; 8] = 0_u64.to_ne_bytes();
+
+/// A word that programs have as a variable, in a section of this name.
+fn create_flag(name: &str) -> libbpf_rs::Result<MapHandle> {
+    create_map(MapType::Array, name, 4, 8, 1, libbpf_sys::BPF_F_MMAPABLE)
+}
 
 fn create_map(ty: MapType, name: &str, key: u32, value: u32, entries: u32, flags: u32) -> libbpf_rs::Result<MapHandle> {
     let options = libbpf_sys::bpf_map_create_opts {
@@ -272,7 +300,7 @@ mod tests {
     #[test]
     fn slots() {
         for (bytes, cpus) in [(0, 1), (1, 2), (4 << 20, 2), (4 << 20, 512), (1 << 30, 1), (1 << 30, 8192)] {
-            for stride in [88, 144] {
+            for stride in [88, 144, 240] {
                 let slots = slots_of_ring(bytes, cpus, stride);
                 assert!(slots.is_power_of_two() && slots >= 8, "{bytes} {cpus}");
                 assert!(slots * stride + 128 <= 4 << 20, "{bytes} {cpus}");

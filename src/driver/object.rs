@@ -5,13 +5,11 @@ use std::time::Duration;
 use super::Shared;
 use super::latencies::Latencies;
 use super::room::Room;
+use super::slowest::Keeper;
 use crate::decode::Place;
 use crate::events::Events;
 use crate::group::GroupBy;
 use crate::plan::SpanPlan;
-
-/// No word of a program's context, see `args.bpf.h`.
-pub(super) const NO_WORD: u32 = 13;
 
 /// All that an object of a span is specialised by, and shares with the others.
 #[derive(Clone, Copy)]
@@ -21,6 +19,7 @@ pub(super) struct Context<'a> {
     pub(super) plan: &'a SpanPlan,
     pub(super) room: &'a Room,
     pub(super) latencies: &'a Latencies,
+    pub(super) keeper: Option<&'a Keeper>,
 }
 
 impl Context<'_> {
@@ -70,8 +69,10 @@ macro_rules! prepare {
     ($open:expr, $context:expr) => {{
         use std::os::fd::AsFd as _;
 
+        use $crate::filter::Test;
+
         let open = &mut *$open;
-        let $crate::driver::object::Context { shared, plan, room, latencies, .. } = *$context;
+        let $crate::driver::object::Context { shared, plan, room, latencies, keeper, .. } = *$context;
         let wanted = $crate::driver::object::Wanted::new(plan.events);
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
             rodata.set_mask = room.set_mask();
@@ -80,10 +81,29 @@ macro_rules! prepare {
             rodata.wants_events = wanted.any;
             rodata.min_latency_ns = wanted.min_latency_ns;
             rodata.one_in = wanted.one_in;
+            rodata.reads_memory = shared.reads_memory.into();
+            rodata.inner_headers = plan.inner_headers.into();
+            rodata.with_identity = plan.identified.into();
+            rodata.needs_subject = (plan.identified || plan.tests.iter().any(Test::needs_subject)).into();
+            rodata.test_count = plan.tests.len() as u32;
+            for (to, test) in rodata.tests.iter_mut().zip(&plan.tests) {
+                let Test { field, negated, on_true, on_false, mask, low, high } = *test;
+                (to.field, to.negated, to.on_true, to.on_false) = (field as u32, negated.into(), on_true, on_false);
+                (to.mask, to.low, to.high) = (mask, low, high);
+            }
+            if let Some(keeper) = keeper {
+                rodata.slowest_count = keeper.count() as u64;
+                rodata.slowest_stride = keeper.stride() as u64;
+            }
             if let Some(rings) = &shared.rings {
                 rodata.ring_mask = rings.slots - 1;
                 rodata.ring_stride = rings.stride;
             }
+        }
+        if plan.identified {
+            open.maps.dwell_overflow.set_value_size(size_of::<$crate::wire::Waiting>() as u32)?;
+        } else {
+            open.maps.dwell_identities.set_autocreate(false)?;
         }
         open.maps.data_on.reuse_fd(shared.on.as_fd())?;
         open.maps.data_wake.reuse_fd(shared.wake.as_fd())?;
@@ -93,6 +113,16 @@ macro_rules! prepare {
         match latencies.groups() {
             Some(groups) => open.maps.dwell_groups.reuse_fd(groups.as_fd())?,
             None => open.maps.dwell_groups.set_autocreate(false)?,
+        }
+        match keeper {
+            Some(keeper) => {
+                open.maps.dwell_slowest.reuse_fd(keeper.places().as_fd())?;
+                open.maps.data_slowest.reuse_fd(keeper.generation().as_fd())?;
+            }
+            None => {
+                open.maps.dwell_slowest.set_autocreate(false)?;
+                open.maps.data_slowest.set_autocreate(false)?;
+            }
         }
         match &shared.ring {
             Some(ring) => open.maps.dwell_ring.reuse_fd(ring.as_fd())?,

@@ -20,7 +20,7 @@ use super::{FIRST_KEY, SET, Shared, Watched, errno, system_error};
 use crate::decode::Codec;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::wire::KeyedRecord;
+use crate::wire::IdentifiedRecord;
 
 /// Records taken in one go; after each go the wish to stop is looked at.
 const GO: usize = 4096;
@@ -64,7 +64,7 @@ impl Stop {
 
 impl Reader {
     /// Starts reading what comes through `shared`; `None` if nothing does, since nobody wants events.
-    pub(crate) fn spawn(shared: &Shared, codec: Codec, delivery: Delivery) -> Result<Option<Self>, Error> {
+    pub(crate) fn spawn(shared: &Shared, codec: Arc<Codec>, delivery: Delivery) -> Result<Option<Self>, Error> {
         let Some(ring) = &shared.ring else { return Ok(None) };
         let tally = Arc::new(Tally::new(codec.spans.len()));
         let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {
@@ -168,7 +168,7 @@ impl Worker {
             builder.add(kernel_ring, accept)?;
             builder.build()
         });
-        let records_of_ring = || kernel_ring.max_entries() as usize / (RING_HEADER + size_of::<KeyedRecord>());
+        let records_of_ring = || kernel_ring.max_entries() as usize / (RING_HEADER + size_of::<IdentifiedRecord>());
         let room = rings.as_ref().map_or_else(records_of_ring, CpuRings::slots);
         let longest_pause = Duration::from_micros(room as u64).clamp(LONGEST_PAUSE_AT_LEAST, LONGEST_PAUSE_AT_MOST);
         Ok(Self {

@@ -21,7 +21,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 
 use crate::prefetch;
-use crate::wire::{KeyedRecord, Record, RingHead};
+use crate::wire::{IdentifiedRecord, KeyedRecord, Record, RingHead};
 
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = offset_of!(RingHead, head) / WORD;
@@ -33,12 +33,14 @@ const TURN: usize = 256;
 const GIVE_BACK: usize = 64;
 /// So many records ahead the memory is asked for.
 const AHEAD: usize = 6;
-/// The bytes of a slot for a call's record, and for any.
+/// The bytes of a slot for a call's record, for any, and for any with an identity.
 pub(super) const CALL_STRIDE: usize = WORD + size_of::<Record>();
 pub(super) const KEYED_STRIDE: usize = WORD + size_of::<KeyedRecord>();
+pub(super) const IDENTIFIED_STRIDE: usize = WORD + size_of::<IdentifiedRecord>();
 /// The same in words.
 const CALL_SLOT: usize = CALL_STRIDE / WORD;
 const KEYED_SLOT: usize = KEYED_STRIDE / WORD;
+const IDENTIFIED_SLOT: usize = IDENTIFIED_STRIDE / WORD;
 
 /// The reading end of all CPUs' rings.
 #[derive(Debug)]
@@ -59,7 +61,7 @@ pub(super) struct CpuRings {
 impl CpuRings {
     /// Maps a new map with an element of `value_size` bytes for each of `cpus` CPUs: `slots` slots of `stride` bytes each.
     pub(super) fn map(fd: impl AsFd, cpus: usize, value_size: usize, slots: usize, stride: usize) -> Result<Self> {
-        let whole = value_size % WORD == 0 && [CALL_STRIDE, KEYED_STRIDE].contains(&stride);
+        let whole = value_size % WORD == 0 && [CALL_STRIDE, KEYED_STRIDE, IDENTIFIED_STRIDE].contains(&stride);
         let needed = slots.checked_mul(stride).and_then(|slots| slots.checked_add(size_of::<RingHead>()));
         let fits = needed.is_some_and(|needed| needed <= value_size) && slots.is_power_of_two();
         if !whole || !fits || cpus == 0 {
@@ -124,7 +126,8 @@ impl CpuRings {
             // With the size known when it is compiled, a slot costs a few instructions.
             match self.slot {
                 CALL_SLOT => progress.take(slots, CALL_SLOT, accept),
-                _ => progress.take(slots, KEYED_SLOT, accept),
+                KEYED_SLOT => progress.take(slots, KEYED_SLOT, accept),
+                _ => progress.take(slots, IDENTIFIED_SLOT, accept),
             }
             drop(progress);
             if self.tails[cpu] < tail + run as u64 {

@@ -9,15 +9,17 @@ use libbpf_rs::{Link, OpenProgramMut};
 use super::latencies::{Latencies, Reading};
 use super::object::Context;
 use super::room::Room;
+use super::slowest::Keeper;
 use super::state::{Counted, Programs, StateMaps};
 use super::{E2BIG, EMFILE, ENFILE, ENOMEM, EPERM, ESRCH, Shared, call, errno, hook, messages, refusal, system_error};
 use crate::cost::ProgramCost;
-use crate::decode::Place;
+use crate::decode::{Codec, Place};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
 use crate::histogram::Histogram;
 use crate::kernel::{self, Function};
 use crate::pairing::Pairing;
 use crate::plan::{Body, CallPlan, SpanPlan};
+use crate::slowest::Slowest;
 use crate::wire::Counters;
 
 /// An attached span. Dropping it detaches it.
@@ -26,7 +28,8 @@ pub(crate) struct AttachedSpan {
     links: Vec<Link>,
     maps: Vec<Arc<StateMaps>>,
     latencies: Latencies,
-    /// What was read of them last.
+    keeper: Option<Keeper>,
+    /// What was read of `latencies` last.
     last: Mutex<Arc<Reading>>,
     programs: Arc<Programs>,
     pairing: Pairing,
@@ -114,9 +117,10 @@ fn attach_as(
 ) -> Result<AttachedSpan, Error> {
     let has_uncertain = pairing != Pairing::Session;
     let (latencies, _) = messages::captured(|| Latencies::create(has_uncertain, plan.group_by, plan.max_groups));
-    let latencies = latencies
-        .map_err(|error| refusal(errno(&error)).unwrap_or_else(|| system_error("creating the histograms", &error)))?;
-    let context = Context { shared, place, plan, room, latencies: &latencies };
+    let latencies = latencies.map_err(|error| not_created("creating the histograms", &error))?;
+    let (keeper, _) = messages::captured(|| Keeper::create(plan));
+    let keeper = keeper.map_err(|error| not_created("creating room for the slowest spans", &error))?;
+    let context = Context { shared, place, plan, room, latencies: &latencies, keeper: keeper.as_ref() };
     let parts: Result<Vec<Part>, Error> = match &plan.body {
         Body::Calls(calls) => {
             let attach = |(part, call): (usize, &CallPlan)| call::attach(&context, part, call, pairing);
@@ -129,6 +133,7 @@ fn attach_as(
         links: Vec::new(),
         maps: vec![],
         latencies,
+        keeper,
         last: Mutex::default(),
         programs: Arc::clone(&shared.programs),
         pairing,
@@ -141,6 +146,11 @@ fn attach_as(
         span.maps.push(maps);
     }
     Ok(span)
+}
+
+/// What it means that a map couldn't be created.
+fn not_created(action: &str, error: &libbpf_rs::Error) -> Error {
+    refusal(errno(error)).unwrap_or_else(|| system_error(action, error))
 }
 
 impl AttachedSpan {
@@ -162,6 +172,12 @@ impl AttachedSpan {
     /// What its starts, ends and releases have taken, if the kernel counts that.
     pub(crate) fn costs(&self) -> [ProgramCost; 3] {
         self.programs.costs(self.index)
+    }
+
+    /// The slowest since the last time, as far as they are kept.
+    pub(crate) fn slowest(&self, codec: &Codec) -> Option<Result<Slowest, Error>> {
+        let skipped = || self.programs.skipped_in_doubt(self.index, self.pairing != Pairing::Key);
+        self.keeper.as_ref().map(|keeper| keeper.take(codec, self.index, skipped))
     }
 
     /// The histograms so far.

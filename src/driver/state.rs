@@ -24,6 +24,8 @@ pub(super) struct StateMaps {
     state: MapHandle,
     overflow: MapHandle,
     doubt: MapHandle,
+    /// Where the packets of those in the table are, if that is kept.
+    identities: Option<MapHandle>,
     max_age: Option<Duration>,
     /// Expired entries that `sweep` took out of the overflow map. The programs' count of entries keeps them.
     swept: AtomicU64,
@@ -37,6 +39,7 @@ impl StateMaps {
         state: &'m M,
         overflow: &'m M,
         doubt: &'m M,
+        identities: Option<&'m M>,
         max_age: Option<Duration>,
     ) -> libbpf_rs::Result<Self>
     where
@@ -45,12 +48,17 @@ impl StateMaps {
         let state = MapHandle::try_from(state)?;
         let last = Mutex::new(vec![0; state.value_size() as usize]);
         let (overflow, doubt) = (MapHandle::try_from(overflow)?, MapHandle::try_from(doubt)?);
-        Ok(Self { state, overflow, doubt, max_age, swept: AtomicU64::new(0), last })
+        let identities = identities.map(MapHandle::try_from).transpose()?;
+        Ok(Self { state, overflow, doubt, identities, max_age, swept: AtomicU64::new(0), last })
     }
 
     /// The maps, for one more object of the same span.
     pub(super) fn handles(&self) -> [&MapHandle; 3] {
         [&self.state, &self.overflow, &self.doubt]
+    }
+
+    pub(super) fn identities(&self) -> Option<&MapHandle> {
+        self.identities.as_ref()
     }
 
     /// Uncertain pairs that began before this aren't to be counted.

@@ -56,6 +56,33 @@ pub(crate) struct Test {
     pub(crate) high: u32,
 }
 
+impl Field {
+    /// What it is to a person.
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::SourceAddress | Self::DestinationAddress => "address",
+            Self::SourcePort | Self::DestinationPort | Self::LocalPort | Self::RemotePort => "port",
+            Self::Protocol => "protocol",
+            Self::Version => "IP version",
+            Self::Length => "length",
+            Self::Mark => "mark",
+            Self::Interface | Self::ReceiveInterface => "interface",
+            Self::Netns => "network namespace",
+            Self::Pid => "pid",
+            Self::Tid => "tid",
+            Self::Comm => "thread name",
+            Self::Cgroup => "cgroup",
+        }
+    }
+}
+
+impl Test {
+    /// Whether it takes more than the thread that runs.
+    pub(crate) fn needs_subject(&self) -> bool {
+        !matches!(self.field, Field::Pid | Field::Tid | Field::Comm)
+    }
+}
+
 impl Filter {
     /// The tests, the first of which begins. Without any, all packets pass.
     ///
@@ -63,7 +90,6 @@ impl Filter {
     ///
     /// [`Config`](ErrorKind::Config) for what can't be, and for a filter that no packet passes;
     /// [`FilterTooLong`](ErrorKind::FilterTooLong) for more than [`MAX_TESTS`]; and those of [`Host`], for what isn't here.
-    #[cfg_attr(not(test), expect(dead_code, reason = "the builder doesn't take filters yet"))]
     pub(crate) fn compile(&self) -> Result<Vec<Test>, Error> {
         self.compile_on(&Host::new())
     }

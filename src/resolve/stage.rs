@@ -1,6 +1,6 @@
 //! A stage → what this kernel has for it.
 
-use super::{Resolver, no_key, pointer_word, skb_word};
+use super::{Resolver, no_key, pointer_word};
 use crate::error::{Error, ErrorKind, NotTraceable};
 use crate::hook::Hook;
 use crate::kernel::Function;
@@ -89,19 +89,20 @@ impl Resolver<'_> {
 
     fn call(&self, Call(name, which): Call) -> Result<CallPlan, Why> {
         let function = self.find(name)?;
-        let skb_word = skb_word(&function.signature);
+        let plan = CallPlan::new(function);
+        let signature = &plan.function.signature;
         let (what, word, needed) = match which {
-            Which::All => return Ok(CallPlan { function, skb_word, condition: None, group: None }),
-            Which::Ingress => (ConditionKind::TcIngress, skb_word, "a packet (struct sk_buff *)"),
-            Which::Egress => (ConditionKind::TcEgress, skb_word, "a packet (struct sk_buff *)"),
+            Which::All => return Ok(plan),
+            Which::Ingress => (ConditionKind::TcIngress, plan.skb_word, "a packet (struct sk_buff *)"),
+            Which::Egress => (ConditionKind::TcEgress, plan.skb_word, "a packet (struct sk_buff *)"),
             Which::Hook(hook) => {
-                let word = pointer_word(&function.signature, "nf_hook_state");
+                let word = pointer_word(signature, "nf_hook_state");
                 (ConditionKind::NfHook(hook), word, "a struct nf_hook_state *")
             }
         };
         match word {
-            Some(word) => Ok(CallPlan { function, skb_word, condition: Some(Condition { what, word }), group: None }),
-            None => Err(Why::Error(no_key(name, needed, &function.signature))),
+            Some(word) => Ok(CallPlan { condition: Some(Condition { what, word }), ..plan }),
+            None => Err(Why::Error(no_key(name, needed, signature))),
         }
     }
 
@@ -157,7 +158,6 @@ fn only(what: ConditionKind) -> &'static str {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::events::Events;
     use crate::kernel::Kernel;
     use crate::resolve::Access;
 
@@ -168,7 +168,7 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return;
         };
-        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None, events: Events::All };
+        let resolver = Resolver::new(&kernel, Access::ALL);
         // The module it is in where it isn't part of the kernel doesn't matter.
         for name in ["ip_rcv", "ip:ip_rcv"] {
             let Ok(function) = resolver.find(name) else { panic!("{name}") };
@@ -191,7 +191,7 @@ mod tests {
             eprintln!("this kernel has no BTF: nothing to look up");
             return;
         };
-        let resolver = Resolver { kernel: &kernel, access: Access::ALL, max_age: None, events: Events::All };
+        let resolver = Resolver::new(&kernel, Access::ALL);
         const PARTS: Parts<&str> = &[&["ip_rvc", "ipv6_rvc"], &["tcp_v4_rvc"], &["ip_rcv"]];
         let mut missing = vec![];
         let found = resolver.parts(Stage::Gro, PARTS, &mut missing, |name| resolver.find(name)).unwrap();

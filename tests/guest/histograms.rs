@@ -26,7 +26,7 @@ fn silent(span: Span) -> LatencyProbe {
 }
 
 /// Whether this process has a thread that reads events, and whether it holds a ring buffer.
-fn has_reader_and_ring() -> (bool, bool) {
+pub fn has_reader_and_ring() -> (bool, bool) {
     // What is gone by now isn't one.
     let any = |directory: &str, holds: &dyn Fn(PathBuf) -> bool| {
         let entries = fs::read_dir(directory).expect("/proc is mounted");

@@ -170,6 +170,24 @@ fn abandoned() {
     );
 }
 
+/// The slowest, also where nothing becomes an event.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn slowest() {
+    let (lines, ledger) = watch("--function ip_rcv udp_sendmsg --no-events --slowest 3 --traffic udp:20");
+    assert_eq!(ledger["ip_rcv"]["delivered"], 0);
+    for span in ["ip_rcv", "udp_sendmsg"] {
+        let slowest = lines.iter().map(|line| &line["slowest"]).filter(|event| event["span"] == span);
+        let latencies: Vec<u64> = slowest.map(|event| event["latency_ns"].as_u64().unwrap()).collect();
+        assert!(latencies.len() == 3 && latencies.is_sorted_by(|one, next| one >= next), "{lines:?}");
+    }
+    assert_eq!(lines.len(), 6);
+    let table =
+        run(&format!("{} --function ip_rcv --no-events --slowest 2 --traffic udp:20", example("watch").display()));
+    assert!(table.starts_with("SPAN ") && table.lines().nth(2).unwrap().starts_with("ip_rcv "), "{table}");
+    assert!(table.lines().nth(3).unwrap().is_empty(), "{table}");
+}
+
 /// What is too old is no event.
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
