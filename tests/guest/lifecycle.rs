@@ -30,6 +30,11 @@ impl Held {
 /// that is about to end: one that was joined is still listed for a moment.
 fn nothing() -> Held {
     until_bpf_is_gone();
+    settled()
+}
+
+/// What is held once the kernel has freed what was let go of.
+fn settled() -> Held {
     let (mut held, mut unchanged) = (Held::now(), 0);
     eventually("what is held stays the same", || {
         let now = Held::now();
@@ -178,7 +183,7 @@ fn as_many_as_the_kernel_allows() {
             .iter()
             .fold(LatencyProbe::builder().ring_bytes(64 << 10), |builder, function| builder.function(*function))
     };
-    let held = Held::now();
+    let held = settled();
     let error = among().attach().unwrap_err();
     assert_eq!(error.hook(), Some("udp_sendmsg"), "{error}");
     assert_back_to(&held);
