@@ -151,10 +151,7 @@ impl LatencyProbeBuilder {
     /// `attach` fails for a filter that can't be: too many tests, an interface, namespace or cgroup that isn't there; and with
     /// [`NotFiltered`](crate::ErrorKind::NotFiltered) where a span starts at a hook that hasn't what it asks for.
     pub fn filter(mut self, filter: Filter) -> Self {
-        self.filter = Some(match self.filter {
-            Some(other) => other.and(filter),
-            None => filter,
-        });
+        self.filter = Filter::all([self.filter, Some(filter)]);
         self
     }
 
@@ -294,8 +291,8 @@ impl LatencyProbeBuilder {
     ///
     /// Each CPU has a ring of its own, of an equal share, in which the number of records is rounded down to a power of two:
     /// at least 8, and of up to 4 MiB. A record takes 88 bytes, 144 if any span between hooks has events, and 240 with
-    /// [`identify`](Self::identify). While the
-    /// ring of its CPU is full, an event is dropped and counted as [`ring_dropped`](crate::SpanLedger::ring_dropped).
+    /// [`identify`](Self::identify). While the ring of its CPU is full, an event is dropped and counted as
+    /// [`ring_dropped`](crate::SpanLedger::ring_dropped).
     ///
     /// Linux before 5.12 has one ring for all CPUs, rounded up to a power of two and to the page size. If no span wants
     /// events there is none.
@@ -427,9 +424,10 @@ impl LatencyProbeBuilder {
         }
 
         let store = driver::choose_store()?;
+        let streamed = || plans.iter().filter(|plan| plan.events.are_wanted());
         let wishes = Wishes {
-            ring_bytes: plans.iter().any(|plan| plan.events.are_wanted()).then(|| self.bytes_of_rings()),
-            records: plans.iter().map(records).max().unwrap_or(Records::OfCalls),
+            ring_bytes: streamed().next().map(|_| self.bytes_of_rings()),
+            records: streamed().map(Records::of).max().unwrap_or(Records::OfCalls),
             typed: access.types,
             headers: access.headers,
             sessions: !self.frames && plans.iter().any(|plan| matches!(plan.body, Body::Calls(_))),
@@ -574,15 +572,6 @@ fn tells_who_drops(plan: &SpanPlan) -> bool {
         Body::Hooks(hooks) => hooks,
     };
     plan.with_abandoned && plan.events.are_wanted() && hooks.iter().any(tells)
-}
-
-/// What its records have.
-fn records(plan: &SpanPlan) -> Records {
-    match plan.body {
-        _ if plan.identified => Records::Identified,
-        Body::Hooks(_) if plan.events.are_wanted() => Records::Keyed,
-        Body::Hooks(_) | Body::Calls(_) => Records::OfCalls,
-    }
 }
 
 /// Whether the packet's length is read wherever the span starts.

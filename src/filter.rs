@@ -354,6 +354,11 @@ impl Filter {
         }
     }
 
+    /// What passes all of those that there are; `None`: there are none.
+    pub(crate) fn all(filters: [Option<Self>; 2]) -> Option<Self> {
+        filters.into_iter().flatten().reduce(Self::and)
+    }
+
     /// What is wrong with it, as far as can be said without this host.
     pub(crate) fn complaint(&self) -> Option<String> {
         self.parts.iter().find_map(|part| match part {

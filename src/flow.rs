@@ -80,16 +80,21 @@ impl Flow {
     }
 }
 
+/// By its name, where it has one: `udp`.
+pub(crate) fn write_protocol(f: &mut fmt::Formatter<'_>, protocol: u8) -> fmt::Result {
+    match protocol {
+        1 => write!(f, "icmp"),
+        6 => write!(f, "tcp"),
+        17 => write!(f, "udp"),
+        58 => write!(f, "icmpv6"),
+        number => write!(f, "protocol {number}"),
+    }
+}
+
 /// `udp 10.0.0.1:53 > 10.0.0.2:4711`; without ports where there are none.
 impl fmt::Display for Flow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.protocol {
-            1 => write!(f, "icmp"),
-            6 => write!(f, "tcp"),
-            17 => write!(f, "udp"),
-            58 => write!(f, "icmpv6"),
-            number => write!(f, "protocol {number}"),
-        }?;
+        write_protocol(f, self.protocol)?;
         let (source, destination) = (self.source(), self.destination());
         if source.port() == 0 && destination.port() == 0 {
             return write!(f, " {} > {}", source.ip(), destination.ip());

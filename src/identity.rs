@@ -3,6 +3,7 @@
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 
+use crate::flow::write_protocol;
 use crate::wire::{RawIdentity, direction, known};
 
 /// Whose packet a span was about, as the kernel knew it at the start: each part is `None` where that can't be told, never
@@ -185,11 +186,7 @@ impl Identity {
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.protocol() {
-            Some(1) => f.write_str("icmp")?,
-            Some(6) => f.write_str("tcp")?,
-            Some(17) => f.write_str("udp")?,
-            Some(58) => f.write_str("icmpv6")?,
-            Some(number) => write!(f, "protocol {number}")?,
+            Some(protocol) => write_protocol(f, protocol)?,
             None if self.0.known & known::NOT_IP != 0 => f.write_str("not ip")?,
             None => f.write_str("unparsed")?,
         }

@@ -75,8 +75,8 @@ impl<'a> Resolver<'a> {
         if let Some(by) = span.group_by {
             self.check_group(&body, by)?;
         }
-        let filters = self.filter.into_iter().chain(&span.filter).cloned();
-        let tests = filters.reduce(Filter::and).map_or(Ok(Vec::new()), |filter| filter.compile())?;
+        let filter = Filter::all([self.filter.cloned(), span.filter.clone()]);
+        let tests = filter.map_or(Ok(Vec::new()), |filter| filter.compile())?;
         self.check_filter(&body, &tests)?;
         let events = span.events.unwrap_or(self.events);
         let default = match body {

@@ -222,10 +222,7 @@ impl Span {
     /// # Ok::<(), dwell::Error>(())
     /// ```
     pub fn filter(mut self, filter: Filter) -> Self {
-        self.filter = Some(match self.filter {
-            Some(other) => other.and(filter),
-            None => filter,
-        });
+        self.filter = Filter::all([self.filter, Some(filter)]);
         self
     }
 

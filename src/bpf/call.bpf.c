@@ -155,12 +155,12 @@ static __always_inline int enter(const __u64 *ctx)
 	}
 	count(&run.counters->started);
 	run.group = call_group(ctx);
-	if (slot && with_identity)
+	if (slot) {
 		keep_identity(slot, &subject.waiting.identity);
-	if (slot)
 		fill(&slot->start, &run, skb_len(ctx));
-	else
+	} else {
 		start_in_hash(&run, skb_len(ctx), &subject.waiting.identity);
+	}
 	return 0;
 }
 

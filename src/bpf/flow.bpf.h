@@ -193,11 +193,16 @@ static __always_inline void to_ipv4(__u8 *address)
 }
 
 /* What stands for a TCP socket before and after its time has less of a struct sock. */
-static __always_inline __u8 protocol_of_sock(const struct sock *sk)
+static __always_inline int is_full(const struct sock *sk)
 {
 	__u8 state = sk->__sk_common.skc_state;
 
-	return state == TCP_TIME_WAIT || state == TCP_NEW_SYN_RECV ? IPPROTO_TCP : sk->sk_protocol;
+	return state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV;
+}
+
+static __always_inline __u8 protocol_of_sock(const struct sock *sk)
+{
+	return is_full(sk) ? sk->sk_protocol : IPPROTO_TCP;
 }
 
 /*

@@ -19,10 +19,7 @@ _Static_assert(sizeof(struct dwell_slot) * DWELL_WAYS == 1 << SET_SHIFT, "the by
 
 static __always_inline __u64 key_of_frame(const __u64 *ctx)
 {
-	__u64 key = (__u64)ctx;
-
-	asm volatile("%0 -= %1" : "+r"(key) : "r"(&state));
-	return key;
+	return offset_from_state(ctx);
 }
 
 static __always_inline struct dwell_slot *at_offset(__u64 offset)

@@ -421,8 +421,7 @@ FUNCTION int start_in_table(const struct run *run, __u32 len, struct waiting *wa
 		insert_in_hash(run, len, waiting, 1);
 		return 0;
 	}
-	if (with_identity)
-		keep_identity(slot, &waiting->identity);
+	keep_identity(slot, &waiting->identity);
 	fill(&slot->start, run, len);
 	publish(slot, key);
 	settle(run, set, slot);

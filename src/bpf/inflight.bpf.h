@@ -91,22 +91,33 @@ static __always_inline void count_at(void *base, const int offset)
 	asm volatile("lock *(u64 *)(%0 + %1) += %2" : : "r"(base), "i"(offset), "r"(1ULL) : "memory");
 }
 
+/* How far behind the state a pointer is, which is a number for the verifier. */
+static __always_inline __u64 offset_from_state(const void *pointer)
+{
+	__u64 offset = (__u64)pointer;
+
+	asm volatile("%0 -= %1" : "+r"(offset) : "r"(&state));
+	return offset;
+}
+
 /* Where the identity is that belongs to a slot, if there are any. */
 static __always_inline struct dwell_identity *identity_of(const struct dwell_slot *slot)
 {
 	struct identities *identities = bpf_map_lookup_elem(&dwell_identities, &first_key);
-	__u64 offset = (__u64)slot;
 
 	if (!identities)
 		return 0;
-	asm volatile("%0 -= %1" : "+r"(offset) : "r"(&state));
-	return &identities->of[offset / sizeof(*slot) % (DWELL_SETS * DWELL_WAYS)];
+	return &identities->of[offset_from_state(slot) / sizeof(*slot) % (DWELL_SETS * DWELL_WAYS)];
 }
 
+/* Beside a slot, if that is wanted. */
 static __always_inline void keep_identity(const struct dwell_slot *slot, const struct dwell_identity *identity)
 {
-	struct dwell_identity *to = identity_of(slot);
+	struct dwell_identity *to;
 
+	if (!with_identity)
+		return;
+	to = identity_of(slot);
 	if (to)
 		*to = *identity;
 }

@@ -247,14 +247,6 @@ static __always_inline int parse_headers(const struct sk_buff *skb, struct dwell
 	return 1;
 }
 
-/* What stands for a TCP socket before and after its time has less of a struct sock. */
-static __always_inline int is_full(const struct sock *sk)
-{
-	__u8 state = sk->__sk_common.skc_state;
-
-	return state != TCP_TIME_WAIT && state != TCP_NEW_SYN_RECV;
-}
-
 static __always_inline __u64 cgroup_of_sock(const struct sock *sk)
 {
 	__u64 value;

@@ -114,10 +114,7 @@ int call_session_lean(__u64 *ctx)
  */
 static __always_inline __u64 cookie_of(struct dwell_slot *slot)
 {
-	__u64 offset = (__u64)slot;
-
-	asm volatile("%0 -= %1" : "+r"(offset) : "r"(&state));
-	return offset | IN_TABLE;
+	return offset_from_state(slot) | IN_TABLE;
 }
 
 static __always_inline struct dwell_slot *slot_of(__u64 cookie)
@@ -150,8 +147,7 @@ static __always_inline int enter(__u64 *ctx)
 	count(&run.counters->started);
 	run.group = call_group(ctx);
 	if (slot) {
-		if (with_identity)
-			keep_identity(slot, &subject.waiting.identity);
+		keep_identity(slot, &subject.waiting.identity);
 		fill(&slot->start, &run, skb_len(ctx));
 		cookie = cookie_of(slot);
 	} else {

@@ -32,12 +32,13 @@ pub(crate) use room::choose_store;
 pub(crate) use span::{AttachedSpan, Snapshot, attach_all};
 pub(crate) use tally::{SpanTally, Tally};
 
-use self::rings::{CALL_STRIDE, IDENTIFIED_STRIDE, KEYED_STRIDE};
+use self::rings::{CALL_STRIDE, stride};
 use self::state::{Programs, StateMaps};
 use crate::error::{Capability, Error};
 use crate::kernel;
 use crate::pairing::Store;
-use crate::wire::RingHead;
+use crate::plan::{Body, SpanPlan};
+use crate::wire::{IdentifiedRecord, KeyedRecord, Record, RingHead};
 
 /// The key of an array's only element.
 const FIRST_KEY: [u8; 4] = [0; 4];
@@ -97,14 +98,22 @@ pub(crate) enum Records {
 }
 
 impl Records {
-    /// The bytes of their slots.
-    fn stride(self) -> u32 {
-        let stride = match self {
-            Self::OfCalls => CALL_STRIDE,
-            Self::Keyed => KEYED_STRIDE,
-            Self::Identified => IDENTIFIED_STRIDE,
-        };
-        stride as u32
+    /// What those of a span have.
+    pub(crate) fn of(plan: &SpanPlan) -> Self {
+        match plan.body {
+            _ if plan.identified => Self::Identified,
+            Body::Hooks(_) => Self::Keyed,
+            Body::Calls(_) => Self::OfCalls,
+        }
+    }
+
+    /// The bytes of one.
+    fn bytes(self) -> usize {
+        match self {
+            Self::OfCalls => size_of::<Record>(),
+            Self::Keyed => size_of::<KeyedRecord>(),
+            Self::Identified => size_of::<IdentifiedRecord>(),
+        }
     }
 }
 
@@ -127,7 +136,10 @@ impl Shared {
             let bytes = match store {
                 Store::HashMap => ring_size(bytes),
                 Store::Table => {
-                    rings = Some(Rings::create(bytes, cpus, wishes.records.stride()).context("creating the rings")?);
+                    rings = Some(
+                        Rings::create(bytes, cpus, stride(wishes.records.bytes()) as u32)
+                            .context("creating the rings")?,
+                    );
                     page_size() as u32
                 }
             };

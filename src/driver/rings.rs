@@ -33,10 +33,15 @@ const TURN: usize = 256;
 const GIVE_BACK: usize = 64;
 /// So many records ahead the memory is asked for.
 const AHEAD: usize = 6;
-/// The bytes of a slot for a call's record, for any, and for any with an identity.
-pub(super) const CALL_STRIDE: usize = WORD + size_of::<Record>();
-pub(super) const KEYED_STRIDE: usize = WORD + size_of::<KeyedRecord>();
-pub(super) const IDENTIFIED_STRIDE: usize = WORD + size_of::<IdentifiedRecord>();
+/// The bytes of a slot for a record of so many.
+pub(super) const fn stride(record: usize) -> usize {
+    WORD + record
+}
+
+/// Of a call's record, of any, and of any with an identity.
+pub(super) const CALL_STRIDE: usize = stride(size_of::<Record>());
+const KEYED_STRIDE: usize = stride(size_of::<KeyedRecord>());
+const IDENTIFIED_STRIDE: usize = stride(size_of::<IdentifiedRecord>());
 /// The same in words.
 const CALL_SLOT: usize = CALL_STRIDE / WORD;
 const KEYED_SLOT: usize = KEYED_STRIDE / WORD;

@@ -9,13 +9,13 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use super::doubt::Doubt;
-use super::{FIRST_KEY, create_flag, create_map, possible_cpus, system_error};
+use super::{FIRST_KEY, Records, create_flag, create_map, possible_cpus, system_error};
 use crate::decode::Codec;
 use crate::error::Error;
 use crate::event::{LatencyEvent, MonotonicTime};
-use crate::plan::{Body, SpanPlan};
+use crate::plan::SpanPlan;
 use crate::slowest::Slowest;
-use crate::wire::{IdentifiedRecord, KeyedRecord, Record, SlowestHead, words};
+use crate::wire::{IdentifiedRecord, SlowestHead, words};
 
 /// The banks of each CPU.
 const BANKS: u64 = 2;
@@ -56,12 +56,7 @@ impl Keeper {
     /// `None`: of this span none are wanted.
     pub(super) fn create(plan: &SpanPlan) -> libbpf_rs::Result<Option<Self>> {
         let Some(count) = plan.slowest else { return Ok(None) };
-        let record = match plan.body {
-            _ if plan.identified => size_of::<IdentifiedRecord>(),
-            Body::Hooks(_) => size_of::<KeyedRecord>(),
-            Body::Calls(_) => size_of::<Record>(),
-        };
-        let shape = Shape { count: count.get() as usize, record };
+        let shape = Shape { count: count.get() as usize, record: Records::of(plan).bytes() };
         let cpus = possible_cpus() as u32;
         let places = create_map(MapType::Array, "dwell_slowest", 4, shape.element() as u32, BANKS as u32 * cpus, 0)?;
         let asked = Asked { generation: 0, doubt: Doubt::new(), unkept: [0; BANKS as usize] };
@@ -166,6 +161,7 @@ fn decode(codec: &Codec, span: usize, record: &[u8]) -> Option<(LatencyEvent, bo
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::wire::{KeyedRecord, Record};
 
     /// An element of places, each of a rank and the latency of its record.
     fn element(shape: Shape, places: &[(u64, u64)]) -> Vec<u8> {
