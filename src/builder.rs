@@ -432,7 +432,7 @@ impl LatencyProbeBuilder {
             headers: access.headers,
             sessions: !self.frames && plans.iter().any(|plan| matches!(plan.body, Body::Calls(_))),
         };
-        let shared = Shared::create(store, wishes)?;
+        let shared = Shared::create(store, wishes, kernel.core_types())?;
         // Reading before anything writes, so that attaching many functions on a busy machine loses no event.
         let codec = Arc::new(codec(&kernel, &plans, access.types));
         let placed: Vec<_> = codec.spans.iter().map(|span| span.place).zip(&plans).collect();

@@ -4,7 +4,7 @@ use std::mem::MaybeUninit;
 
 use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
 
-use super::object::{Context, prepare};
+use super::object::{Context, builder, prepare};
 use super::span::{Failure, Part, Step, at, choose, explained};
 use super::state::StateMaps;
 use super::{Rings, skel};
@@ -137,7 +137,7 @@ fn load_frames(context: &Context<'_>, part: usize, call: &CallPlan) -> Result<Pa
     let mut object = MaybeUninit::uninit();
     let place = &mut object;
     let skel = loading(move || {
-        let mut open = skel::call::CallSkelBuilder::default().open(place)?;
+        let mut open = builder::<skel::call::CallSkelBuilder>(context.shared)?.open(place)?;
         prepare_call!(&mut open, context, part, call);
         let target = call.function.to_string();
         let progs = &mut open.progs;
@@ -184,7 +184,7 @@ fn load_session(context: &Context<'_>, part: usize, call: &CallPlan) -> Result<P
     let mut object = MaybeUninit::uninit();
     let place = &mut object;
     let skel = loading(move || {
-        let mut open = skel::session::SessionSkelBuilder::default().open(place)?;
+        let mut open = builder::<skel::session::SessionSkelBuilder>(context.shared)?.open(place)?;
         prepare_call!(&mut open, context, part, call);
         let target = call.function.to_string();
         let progs = &mut open.progs;

@@ -7,7 +7,7 @@ use std::os::fd::AsFd as _;
 use libbpf_rs::skel::{OpenSkel, SkelBuilder as _};
 use libbpf_rs::{Link, OpenObject, OpenProgramMut, ProgramAttachType, ProgramMut};
 
-use super::object::{Context, prepare};
+use super::object::{Context, builder, prepare};
 use super::skel::hook::{HookProgs, HookSkelBuilder, OpenHookProgs, OpenHookSkel, types};
 use super::span::{Part, Step, at, explain, explained};
 use super::state::StateMaps;
@@ -100,7 +100,7 @@ impl Object<'_> {
         maps: Option<&StateMaps>,
     ) -> libbpf_rs::Result<OpenHookSkel<'o>> {
         let plan = self.context.plan;
-        let mut open = HookSkelBuilder::default().open(object)?;
+        let mut open = builder::<HookSkelBuilder>(self.context.shared)?.open(object)?;
         prepare!(&mut open, self.context);
         if let Some(rodata) = open.maps.rodata_data.as_deref_mut() {
             rodata.keep_first = (plan.restart == Restart::KeepFirst).into();

@@ -18,6 +18,7 @@ mod span;
 mod state;
 mod tally;
 pub(crate) mod trials;
+mod types;
 
 use std::os::fd::OwnedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -34,6 +35,7 @@ pub(crate) use tally::{SpanTally, Tally};
 
 use self::rings::{CALL_STRIDE, stride};
 use self::state::{Programs, StateMaps};
+use self::types::CoreTypes;
 use crate::error::{Capability, Error};
 use crate::kernel;
 use crate::pairing::Store;
@@ -59,6 +61,8 @@ pub(crate) struct Shared {
     reads_memory: bool,
     programs: Arc<Programs>,
     watched: Watched,
+    /// `None`: libbpf is to look through all that the kernel has.
+    types: Option<CoreTypes>,
 }
 
 /// A ring for each CPU, in one map.
@@ -118,15 +122,17 @@ impl Records {
 }
 
 impl Shared {
-    pub(crate) fn create(store: Store, wishes: Wishes) -> Result<Self, Error> {
+    /// `core_types` is BTF of the types that the programs read.
+    pub(crate) fn create(store: Store, wishes: Wishes, core_types: Option<Vec<u8>>) -> Result<Self, Error> {
         let cpus = possible_cpus() as u32;
         // Tried with libbpf's messages captured, which doesn't nest.
         let wishes = Wishes { sessions: wishes.sessions && trials::has_sessions(), ..wishes };
         let (shared, _) = messages::captured(|| Self::create_maps(store, cpus, wishes));
-        shared.map_err(|error: libbpf_rs::Error| {
+        let shared = shared.map_err(|error: libbpf_rs::Error| {
             let action = error.to_string();
             refusal(errno(&error)).unwrap_or_else(|| system_error(&action, &error))
-        })
+        })?;
+        Ok(Self { types: core_types.and_then(|btf| CoreTypes::new(&btf)), ..shared })
     }
 
     fn create_maps(store: Store, cpus: u32, wishes: Wishes) -> libbpf_rs::Result<Self> {
@@ -158,6 +164,7 @@ impl Shared {
             reads_memory: wishes.headers,
             programs: Arc::default(),
             watched: Arc::default(),
+            types: None,
         })
     }
 

@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+use libbpf_rs::skel::SkelBuilder;
+
 use super::Shared;
 use super::latencies::Latencies;
 use super::room::Room;
@@ -61,6 +63,15 @@ pub(super) fn group_by(by: Option<GroupBy>) -> u32 {
 /// In the programs 0 means that there is no bound.
 pub(super) fn nanos(age: Option<Duration>) -> u64 {
     age.map_or(0, |age| u64::try_from(age.as_nanos()).unwrap_or(u64::MAX).max(1))
+}
+
+/// Where the opening of an object begins.
+pub(super) fn builder<'o, B: SkelBuilder<'o> + Default>(shared: &Shared) -> libbpf_rs::Result<B> {
+    let mut builder = B::default();
+    if let Some(types) = &shared.types {
+        builder.object_builder_mut().btf_custom_path(types.path())?;
+    }
+    Ok(builder)
 }
 
 /// Specialises an opened object for its span, and gives it the maps that it shares. A macro, since each object has a

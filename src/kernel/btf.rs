@@ -147,13 +147,21 @@ impl Btf {
 
     /// Follows typedefs and qualifiers; `None` for `void`.
     pub(super) fn skip_modifiers(&self, id: u32) -> Option<Type<'_>> {
-        let mut ty = self.type_at(id)?;
+        self.type_at(self.underlying(id)?)
+    }
+
+    /// The id of what is behind typedefs and qualifiers; 0 is `void`. `None`: they never end, or there is no such type.
+    pub(super) fn underlying(&self, mut id: u32) -> Option<u32> {
         for _ in 0..LONGEST_CHAIN {
+            if id == 0 {
+                return Some(0);
+            }
+            let ty = self.type_at(id)?;
             match ty.kind() {
                 kind::TYPEDEF | kind::VOLATILE | kind::CONST | kind::RESTRICT | kind::TYPE_TAG => {
-                    ty = self.type_at(ty.reference()?)?;
+                    id = ty.reference()?
                 }
-                _ => return Some(ty),
+                _ => return Some(id),
             }
         }
         None
@@ -243,7 +251,8 @@ impl<'a> Type<'a> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::canned::{Writer, vmlinux};
+    use crate::kernel::btf_writer::Writer;
+    use crate::kernel::canned::vmlinux;
 
     fn functions(btf: &Btf) -> Vec<&str> {
         let functions = btf.own_types().filter(|(_, ty)| ty.kind() == kind::FUNC);

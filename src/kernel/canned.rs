@@ -1,41 +1,13 @@
 //! BTF for tests, written as the kernel would.
 
 use super::btf::{Btf, kind};
+use super::btf_writer::Writer;
 
-pub(super) struct Writer {
-    types: Vec<u8>,
-    strings: Vec<u8>,
-    first_string: u32,
-    next_id: u32,
-}
-
+/// What functions and tracepoints take.
 impl Writer {
-    pub(super) fn new() -> Self {
-        Self { types: Vec::new(), strings: vec![0], first_string: 0, next_id: 1 }
-    }
-
     /// A module's, whose base is vmlinux's.
     pub(super) fn on_top_of(base: &Btf) -> Self {
         Self { types: Vec::new(), strings: Vec::new(), first_string: base.end_string(), next_id: base.end_id() }
-    }
-
-    fn string(&mut self, text: &str) -> u32 {
-        if text.is_empty() {
-            return 0;
-        }
-        let at = self.first_string + self.strings.len() as u32;
-        self.strings.extend(text.bytes());
-        self.strings.push(0);
-        at
-    }
-
-    pub(super) fn add(&mut self, name: &str, kind: u32, vlen: u32, flag: u32, third: u32, tail: &[u32]) -> u32 {
-        let name = self.string(name);
-        for word in [name, flag << 31 | kind << 24 | vlen, third].iter().chain(tail) {
-            self.types.extend(word.to_le_bytes());
-        }
-        self.next_id += 1;
-        self.next_id - 1
     }
 
     pub(super) fn proto(&mut self, ret: u32, params: &[(&str, u32)]) -> u32 {
@@ -64,16 +36,6 @@ impl Writer {
     pub(super) fn enumeration(&mut self, name: &str, values: &[(&str, u32)]) -> u32 {
         let tail: Vec<u32> = values.iter().flat_map(|&(name, value)| [self.string(name), value]).collect();
         self.add(name, kind::ENUM, values.len() as u32, 0, 4, &tail)
-    }
-
-    pub(super) fn finish(&self) -> Vec<u8> {
-        let mut data = vec![0x9f, 0xeb, 1, 0];
-        for word in [24, 0, self.types.len() as u32, self.types.len() as u32, self.strings.len() as u32] {
-            data.extend(word.to_le_bytes());
-        }
-        data.extend(&self.types);
-        data.extend(&self.strings);
-        data
     }
 }
 

@@ -96,7 +96,6 @@ impl Index {
         found.find(|values| !values.is_empty()).unwrap_or_default()
     }
 
-    #[cfg(test)]
     pub(super) fn btf(&self) -> &Btf {
         &self.btf
     }
@@ -117,7 +116,8 @@ impl Index {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernel::canned::{Writer, vmlinux};
+    use crate::kernel::btf_writer::Writer;
+    use crate::kernel::canned::vmlinux;
 
     fn index() -> Index {
         Index::parse(vmlinux().finish(), None).unwrap()

@@ -12,7 +12,7 @@ use super::index::Index;
 use super::installed::{self, Installed};
 use super::signature::{Return, Signature};
 use super::symbols::{Code, Symbols};
-use super::{BTF_DIR, VMLINUX, host, refused};
+use super::{BTF_DIR, VMLINUX, core_types, host, refused};
 use crate::error::{Error, ErrorKind, NotTraceable};
 
 /// Words that a context can hold: MAX_BPF_FUNC_ARGS in the kernel's `include/linux/bpf.h`.
@@ -132,6 +132,11 @@ impl Kernel {
         self.vmlinux.enumerators(name)
     }
 
+    /// BTF of nothing but the types that the programs read, where it can be made.
+    pub(crate) fn core_types(&self) -> Option<Vec<u8>> {
+        core_types::reduced(self.vmlinux.btf())
+    }
+
     fn modules_that(&self, wanted: impl Fn(&str) -> bool) -> impl Iterator<Item = (&str, &Index)> {
         let modules = self.modules.get_or_init(module_names).iter().filter(move |module| wanted(&module.name));
         modules.filter_map(|module| Some((module.name.as_str(), self.index_of(module)?)))
@@ -235,7 +240,8 @@ fn unreadable(path: &str, error: &BtfError) -> Error {
 mod tests {
     use super::*;
     use crate::kernel::Param;
-    use crate::kernel::canned::{Writer, vmlinux};
+    use crate::kernel::btf_writer::Writer;
+    use crate::kernel::canned::vmlinux;
 
     fn signature(words: &[u32], ret: Return) -> Signature {
         let param = |&words| Param { name: String::new(), ty: "int".to_owned(), words, points_to: None };

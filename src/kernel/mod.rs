@@ -3,8 +3,10 @@
 //! Everything here reads files of `/sys` and `/proc`; nothing is loaded or attached.
 
 mod btf;
+mod btf_writer;
 #[cfg(test)]
 mod canned;
+mod core_types;
 mod explain;
 mod host;
 mod index;
