@@ -8,7 +8,7 @@ use std::process::{Command, exit};
 use libbpf_cargo::SkeletonBuilder;
 
 const OBJECTS: [&str; 5] = ["call", "hook", "session", "features", "feature_session"];
-const HEADERS: [&str; 14] = [
+const HEADERS: [&str; 15] = [
     "dwell.h",
     "kernel.h",
     "args.bpf.h",
@@ -23,6 +23,7 @@ const HEADERS: [&str; 14] = [
     "ring.bpf.h",
     "shared.bpf.h",
     "slowest.bpf.h",
+    "story.bpf.h",
 ];
 const OLDEST_CLANG: u32 = 14;
 

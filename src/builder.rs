@@ -14,9 +14,9 @@ use crate::driver::{self, Reader, Records, Shared, Wishes};
 use crate::error::Error;
 use crate::events::{Events, LONGEST};
 use crate::filter::Filter;
-use crate::kernel::{self, Kernel, Symbolizer};
+use crate::kernel::{self, Function, Kernel, PreemptCount, Symbolizer};
 use crate::name::Name;
-use crate::plan::{Body, HookPlan, Role, SpanPlan};
+use crate::plan::{Body, End, HookPlan, Role, SpanPlan};
 use crate::probe::{Failure, LatencyProbe, Receivers, SpanInfo};
 use crate::resolve::{Access, Resolver};
 use crate::span::Span;
@@ -50,6 +50,7 @@ pub struct LatencyProbeBuilder {
     events: Events,
     filter: Option<Filter>,
     identify: bool,
+    stories: bool,
     inner_headers: bool,
     slowest: usize,
     in_flight: usize,
@@ -76,6 +77,7 @@ impl LatencyProbeBuilder {
             events: Events::All,
             filter: None,
             identify: false,
+            stories: false,
             inner_headers: false,
             slowest: 0,
             in_flight: 8_192,
@@ -169,6 +171,33 @@ impl LatencyProbeBuilder {
         self
     }
 
+    /// Has every event tell what the kernel was doing as its span ended: [`LatencyEvent::story`](crate::LatencyEvent::story),
+    /// with the kernel's stack. Off by default.
+    ///
+    /// Meant for those over a threshold ([`min_latency`](Self::min_latency)), and for the slowest that are
+    /// [kept](Self::keep_slowest): to walk a stack takes some microseconds, after the end has been measured, and a record
+    /// 760 bytes. Calls that make no record pay little more than without.
+    ///
+    /// Names for addresses take `CAP_SYSLOG`, unless `kernel.kptr_restrict` is 0; without, stacks are addresses.
+    ///
+    /// ```no_run
+    /// use std::time::Duration;
+    /// use dwell::LatencyProbe;
+    ///
+    /// let probe = LatencyProbe::builder().function("ip_rcv").min_latency(Duration::from_micros(50)).stories().attach()?;
+    /// for event in probe.events() {
+    ///     println!("{event}");                 // ip_rcv 61.3µs swapper/1/0 cpu 1 ret 0 skb 0x... len 60 (softirq)
+    ///     if let Some(story) = &event.story {
+    ///         println!("{}", story.stack);     // ip_rcv+0x5, and on the next lines what has called it
+    ///     }
+    /// }
+    /// # Ok::<(), dwell::Error>(())
+    /// ```
+    pub fn stories(mut self) -> Self {
+        self.stories = true;
+        self
+    }
+
     /// Has the headers within a packet count, where it carries another: by IPIP (IPv4 or IPv6 in IPv4 or IPv6) or VXLAN (UDP
     /// port 4789), one level deep. By default the outer ones do.
     ///
@@ -232,7 +261,8 @@ impl LatencyProbeBuilder {
     /// Each latency is compared with the least that is kept on its CPU, and nearly all calls have done with that; but calls
     /// get dearer, since the programs that cost least don't do it. For each span, and each CPU that there can be, it takes
     /// 128 bytes of the kernel's memory, and for each that is kept 176 bytes of calls and 288 of spans between hooks, or
-    /// 480 with [`identify`](Self::identify): with 64 of them on 16 CPUs at most 482 KiB.
+    /// 480 with [`identify`](Self::identify), 1,536 with [`stories`](Self::stories): with 64 of them on 16 CPUs at most
+    /// 1.5 MiB.
     ///
     /// ```no_run
     /// use dwell::{Events, LatencyProbe};
@@ -412,6 +442,7 @@ impl LatencyProbeBuilder {
             events: self.events,
             filter: self.filter.as_ref(),
             identify: self.identify,
+            stories: self.stories,
             inner_headers: self.inner_headers,
             slowest: NonZero::new(self.slowest as u32),
             ..Resolver::new(&kernel, access)
@@ -424,17 +455,22 @@ impl LatencyProbeBuilder {
         }
 
         let store = driver::choose_store()?;
+        let told = plans.iter().any(|plan| plan.told);
+        let symbols = (told || plans.iter().any(tells_who_drops)).then(Symbolizer::shared);
+        let preempt_count =
+            symbols.as_deref().filter(|_| told).and_then(|symbols| PreemptCount::find(&kernel, symbols));
         let streamed = || plans.iter().filter(|plan| plan.events.are_wanted());
         let wishes = Wishes {
             ring_bytes: streamed().next().map(|_| self.bytes_of_rings()),
             records: streamed().map(Records::of).max().unwrap_or(Records::OfCalls),
             typed: access.types,
             headers: access.headers,
+            preempt_count,
             sessions: !self.frames && plans.iter().any(|plan| matches!(plan.body, Body::Calls(_))),
         };
         let shared = Shared::create(store, wishes, kernel.core_types())?;
         // Reading before anything writes, so that attaching many functions on a busy machine loses no event.
-        let codec = Arc::new(codec(&kernel, &plans, access.types));
+        let codec = Arc::new(codec(&kernel, &plans, access.types, symbols));
         let placed: Vec<_> = codec.spans.iter().map(|span| span.place).zip(&plans).collect();
         let reader = Reader::spawn(&shared, Arc::clone(&codec), delivery)?;
         let mut spans = Vec::with_capacity(plans.len());
@@ -442,6 +478,9 @@ impl LatencyProbeBuilder {
         for (plan, attached) in plans.iter().zip(attached) {
             let Some(attached) = failures.unless_strict(&plan.name, attached)? else { continue };
             spans.push((SpanInfo::new(plan, attached.pairing(), store, access.types), attached));
+        }
+        if let Some(symbols) = codec.symbols.as_ref().filter(|_| told) {
+            symbols.note_programs();
         }
         let failures = failures.unless_all(spans.is_empty())?;
         let switch = shared.switch_on()?;
@@ -454,7 +493,10 @@ impl LatencyProbeBuilder {
         Access {
             functions: hooks && driver::trials::has_functions(),
             types: hooks && !self.plain_tracepoints && driver::trials::has_typed_tracepoints(),
-            headers: (self.identify || self.filter.is_some() || self.spans.iter().any(Span::reads_headers))
+            headers: (self.identify
+                || self.stories
+                || self.filter.is_some()
+                || self.spans.iter().any(Span::reads_headers))
                 && driver::trials::has_kernel_reads(),
         }
     }
@@ -540,18 +582,20 @@ impl Failures {
 }
 
 /// What reading the records of these spans takes.
-fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool) -> Codec {
+fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool, symbols: Option<Arc<Symbolizer>>) -> Codec {
     let (mut spans, mut ends) = (Vec::new(), Vec::new());
     for (index, plan) in plans.iter().enumerate() {
         let place = Place { span: index, first_end: ends.len() };
         spans.push(SpanCodec { place, key: plan.key, doubted: plan.is_doubted() });
         let has_len = has_len(plan, typed);
-        ends.extend(plan.body.ends().into_iter().map(|(name, ret)| EndCodec {
+        ends.extend(plan.body.ends().into_iter().map(|End { name, function, ret }| EndCodec {
             span: index,
             span_name: plan.name,
             key: plan.key,
             has_len,
             identified: plan.identified,
+            told: plan.told,
+            address: symbols.as_deref().filter(|_| plan.told).and_then(|symbols| address_of(symbols, function?)),
             name: Name::from(&*name),
             ret,
         }));
@@ -560,8 +604,11 @@ fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool) -> Codec {
         let short = name.strip_prefix("SKB_DROP_REASON_").or_else(|| name.strip_prefix("SKB_")).unwrap_or(&name);
         (code, Name::from(short))
     });
-    let symbols = plans.iter().any(tells_who_drops).then(Symbolizer::shared);
     Codec { spans, ends, drop_reasons: drop_reasons.collect(), symbols }
+}
+
+fn address_of(symbols: &Symbolizer, function: &Function) -> Option<u64> {
+    symbols.address_of(&function.name, function.module.as_deref())
 }
 
 /// Whether there may be events of packets that were dropped, with the address of who did it.

@@ -11,7 +11,7 @@ use crate::kernel::{Return, Symbolizer};
 use crate::name::Name;
 use crate::span::Key;
 use crate::view::EventView;
-use crate::wire::{IdentifiedRecord, KeyedRecord, RawFlow, Record, outcome};
+use crate::wire::{FullRecord, IdentifiedRecord, KeyedRecord, RawFlow, Record, outcome};
 
 /// What reading a probe's records takes.
 #[derive(Debug, Clone, Default)]
@@ -51,8 +51,12 @@ pub(crate) struct EndCodec {
     pub(crate) key: Key,
     /// Whether the packet's length is read at the start.
     pub(crate) has_len: bool,
-    /// Whether its records have an identity.
+    /// Whether its records have an identity,
     pub(crate) identified: bool,
+    /// and a story.
+    pub(crate) told: bool,
+    /// Where the function begins that it is at, if that is one, and it was looked up for stories.
+    pub(crate) address: Option<u64>,
     pub(crate) name: Name,
     pub(crate) ret: Return,
 }
@@ -83,8 +87,9 @@ impl Codec {
     pub(crate) fn view<'a>(&'a self, bytes: &'a [u8]) -> Result<EventView<'a>, Undecodable> {
         const SHORT: usize = size_of::<Record>();
         const LONG: usize = size_of::<KeyedRecord>();
-        const LONGEST: usize = size_of::<IdentifiedRecord>();
-        if ![SHORT, LONG, LONGEST].contains(&bytes.len()) {
+        const IDENTIFIED: usize = size_of::<IdentifiedRecord>();
+        const FULL: usize = size_of::<FullRecord>();
+        if ![SHORT, LONG, IDENTIFIED, FULL].contains(&bytes.len()) {
             return Err(Undecodable::Size(bytes.len()));
         }
         let record = Record::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?;
@@ -107,10 +112,15 @@ impl Codec {
         }
         let identity = match end.identified {
             false => None,
-            true if bytes.len() != LONGEST => return Err(Undecodable::Size(bytes.len())),
+            true if bytes.len() < IDENTIFIED => return Err(Undecodable::Size(bytes.len())),
             true => Some(&IdentifiedRecord::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?.identity),
         };
-        Ok(EventView::new(self, end, record, keyed, identity))
+        let story = match end.told {
+            false => None,
+            true if bytes.len() != FULL => return Err(Undecodable::Size(bytes.len())),
+            true => Some(&FullRecord::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?.story),
+        };
+        Ok(EventView::new(self, end, record, keyed, identity, story))
     }
 }
 
@@ -173,6 +183,8 @@ mod tests {
             key,
             has_len: true,
             identified: false,
+            told: false,
+            address: None,
             name: name.into(),
             ret,
         };
@@ -259,6 +271,7 @@ mod tests {
             ret: Some(-11),
             skb: Some(Skb::new(0xffff_8880_0000_1000, Some(84))),
             identity: None,
+            story: None,
         };
         assert_eq!(decode(&bytes(&record())), Ok((0, true, event)));
     }

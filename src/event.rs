@@ -2,6 +2,7 @@
 
 use std::borrow::Cow;
 use std::fmt;
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use rustix::time::{ClockId, clock_gettime};
@@ -9,6 +10,7 @@ use rustix::time::{ClockId, clock_gettime};
 use crate::flow::Flow;
 use crate::identity::Identity;
 use crate::name::Name;
+use crate::story::Story;
 
 /// One finished span: how long it took, and whose it was.
 ///
@@ -24,7 +26,7 @@ use crate::name::Name;
 /// }
 /// # assert_eq!(slow_packets([]), 0);
 /// ```
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct LatencyEvent {
     /// The span that ended.
@@ -67,6 +69,9 @@ pub struct LatencyEvent {
     /// ([`identify`](crate::LatencyProbeBuilder::identify)), or where it can't be had: at plain raw tracepoints, and where
     /// the packet may have been freed.
     pub identity: Option<Identity>,
+    /// What the kernel was doing as it ended; `None` where nobody asked for that
+    /// ([`stories`](crate::LatencyProbeBuilder::stories)).
+    pub story: Option<Arc<Story>>,
 }
 
 impl LatencyEvent {
@@ -79,7 +84,7 @@ impl LatencyEvent {
 /// One line for a person: span, latency, thread, CPU, and what else there is.
 impl fmt::Display for LatencyEvent {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { span, latency, outcome, key, tid, comm, cpu_start, cpu_end, ret, skb, identity, .. } = self;
+        let Self { span, latency, outcome, key, tid, comm, cpu_start, cpu_end, ret, skb, identity, story, .. } = self;
         write!(f, "{span} {latency:?} {comm}/{tid} cpu {cpu_start}")?;
         if cpu_start != cpu_end {
             write!(f, "->{cpu_end}")?;
@@ -98,6 +103,9 @@ impl fmt::Display for LatencyEvent {
         }
         if let Some(identity) = identity {
             write!(f, " {identity}")?;
+        }
+        if let Some(story) = story {
+            write!(f, " ({story})")?;
         }
         if *outcome != Outcome::Completed {
             write!(f, " {outcome}")?;
@@ -349,22 +357,23 @@ pub(crate) mod tests {
             ret: None,
             skb: None,
             identity: None,
+            story: None,
         }
     }
 
     /// Events and their parts go wherever a user wants to have them.
     #[test]
     fn travels() {
-        fn is<T: Send + Sync + Copy + fmt::Debug + fmt::Display + 'static>() {}
+        fn is<T: Send + Sync + Clone + fmt::Debug + fmt::Display + 'static>() {}
         is::<LatencyEvent>();
         is::<Name>();
     }
 
-    /// Handing events over costs what copying them costs.
+    /// Handing events over costs what moving them costs.
     #[test]
     fn size() {
         assert_eq!(size_of::<EventKey>(), 40);
-        assert_eq!(size_of::<LatencyEvent>(), 280);
+        assert_eq!(size_of::<LatencyEvent>(), 288);
     }
 
     /// The line for a person leaves out what isn't there.

@@ -29,6 +29,8 @@ pub(crate) struct SpanPlan {
     pub(crate) tests: Vec<Test>,
     /// Its events tell whose packets they are about.
     pub(crate) identified: bool,
+    /// They tell what the kernel was doing as it ended.
+    pub(crate) told: bool,
     /// Of packets within others, those are meant.
     pub(crate) inner_headers: bool,
     /// What the key stands for is seen to go whenever it does, or has no life that matters.
@@ -49,6 +51,11 @@ impl SpanPlan {
         self.events.are_wanted() || self.slowest.is_some()
     }
 
+    /// Whether one thread meets both ends.
+    pub(crate) fn has_same_thread(&self) -> bool {
+        matches!(self.key, Key::Call | Key::Thread)
+    }
+
     /// Whether starts have to find out what group they belong to.
     pub(crate) fn is_grouped(&self) -> bool {
         self.group_by.is_some_and(|by| by != GroupBy::Cpu)
@@ -65,14 +72,32 @@ pub(crate) enum Body {
 
 impl Body {
     /// Where such a span may end, and what is returned there: all its hooks, so that their numbers are those of the ends.
-    pub(crate) fn ends(&self) -> Vec<(String, Return)> {
+    pub(crate) fn ends(&self) -> Vec<End<'_>> {
         match self {
             Self::Calls(calls) => {
-                calls.iter().map(|CallPlan { function, .. }| (function.to_string(), function.signature.ret)).collect()
+                let functions = calls.iter().map(|call| &call.function);
+                functions
+                    .map(|function| End {
+                        name: function.to_string(),
+                        function: Some(function),
+                        ret: function.signature.ret,
+                    })
+                    .collect()
             }
-            Self::Hooks(hooks) => hooks.iter().map(|hook| (hook.site.to_string(), hook.site.ret())).collect(),
+            Self::Hooks(hooks) => {
+                let sites = hooks.iter().map(|hook| &hook.site);
+                sites.map(|site| End { name: site.to_string(), function: site.function(), ret: site.ret() }).collect()
+            }
         }
     }
+}
+
+/// A place where a span may end.
+pub(crate) struct End<'a> {
+    pub(crate) name: String,
+    /// `None`: at a tracepoint.
+    pub(crate) function: Option<&'a Function>,
+    pub(crate) ret: Return,
 }
 
 /// The calls of a function.

@@ -29,6 +29,8 @@ pub(crate) struct Resolver<'a> {
     pub(crate) filter: Option<&'a Filter>,
     /// Events tell whose packets they are about.
     pub(crate) identify: bool,
+    /// And what the kernel was doing.
+    pub(crate) stories: bool,
     pub(crate) inner_headers: bool,
     /// So many of the slowest are kept.
     pub(crate) slowest: Option<NonZero<u32>>,
@@ -60,6 +62,7 @@ impl<'a> Resolver<'a> {
             events: Events::All,
             filter: None,
             identify: false,
+            stories: false,
             inner_headers: false,
             slowest: None,
         }
@@ -87,7 +90,8 @@ impl<'a> Resolver<'a> {
             Body::Hooks(hooks) => (sees_lives(hooks, key), hooks.iter().any(|hook| hook.late)),
             Body::Calls(_) => (true, false),
         };
-        let identified = self.identify && (events.are_wanted() || self.slowest.is_some()) && is_readable(&body);
+        let makes_records = events.are_wanted() || self.slowest.is_some();
+        let identified = self.identify && makes_records && is_readable(&body);
         let guard_head = !lives_are_seen && key == Key::Skb && self.access.types && !late;
         Ok(SpanPlan {
             name: Name::from(&*span.display_name()),
@@ -102,6 +106,7 @@ impl<'a> Resolver<'a> {
             slowest: self.slowest,
             tests,
             identified,
+            told: self.stories && makes_records,
             inner_headers: self.inner_headers,
             lives_are_seen,
             guard_head,

@@ -64,6 +64,7 @@ mod tests {
             ret: None,
             skb: None,
             identity: None,
+            story: None,
         }
     }
 

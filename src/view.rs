@@ -1,6 +1,7 @@
 //! An event where the kernel wrote it.
 
 use std::fmt;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::decode::{Codec, EndCodec, drop_reason, dropped_by, event_key, return_value};
@@ -8,7 +9,8 @@ use crate::event::{Comm, EventKey, LatencyEvent, MonotonicTime, Outcome, Skb};
 use crate::identity::Identity;
 use crate::name::Name;
 use crate::span::Key;
-use crate::wire::{KeyedRecord, RawIdentity, Record, outcome};
+use crate::story::Story;
+use crate::wire::{KeyedRecord, RawIdentity, RawStory, Record, outcome};
 
 /// One finished span, where the kernel wrote it: what a callback gets, see
 /// [`attach_with`](crate::LatencyProbeBuilder::attach_with).
@@ -23,6 +25,7 @@ pub struct EventView<'a> {
     /// The same record, where a key was matched that has more to tell.
     keyed: Option<&'a KeyedRecord>,
     identity: Option<&'a RawIdentity>,
+    story: Option<&'a RawStory>,
 }
 
 impl<'a> EventView<'a> {
@@ -33,8 +36,9 @@ impl<'a> EventView<'a> {
         record: &'a Record,
         keyed: Option<&'a KeyedRecord>,
         identity: Option<&'a RawIdentity>,
+        story: Option<&'a RawStory>,
     ) -> Self {
-        Self { codec, end, record, keyed, identity }
+        Self { codec, end, record, keyed, identity, story }
     }
 
     /// The span's index in its probe.
@@ -138,6 +142,13 @@ impl<'a> EventView<'a> {
         self.identity.filter(|identity| identity.known != 0).map(Identity::new)
     }
 
+    /// See [`LatencyEvent::story`]. Looks the stack's symbols up, each time.
+    pub fn story(&self) -> Option<Story> {
+        let same_thread = matches!(self.end.key, Key::Call | Key::Thread);
+        let symbols = self.codec.symbols.as_deref();
+        self.story.map(|story| Story::new(story, same_thread, symbols, self.end.address))
+    }
+
     /// A copy of all of it, to keep.
     #[inline]
     pub fn to_event(&self) -> LatencyEvent {
@@ -169,6 +180,8 @@ impl<'a> EventView<'a> {
             ret: self.ret(),
             skb: self.skb(),
             identity: self.identity(),
+            // Most have none, and those that do are slow.
+            story: self.story.and_then(|_| self.story()).map(Arc::new),
         }
     }
 }

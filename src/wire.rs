@@ -116,6 +116,54 @@ pub(crate) struct IdentifiedRecord {
     pub(crate) identity: RawIdentity,
 }
 
+/// For whom a CPU works: `enum dwell_context`.
+pub(crate) mod context {
+    pub(crate) const TASK: u32 = 1;
+    pub(crate) const SOFTIRQ: u32 = 2;
+    pub(crate) const HARDIRQ: u32 = 3;
+    pub(crate) const NMI: u32 = 4;
+    pub(crate) const IDLE: u32 = 5;
+}
+
+const STACK: usize = 64;
+
+/// What the kernel was doing at the end of a span: `struct dwell_story`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct RawStory {
+    pub(crate) switches: u64,
+    /// One of [`context`].
+    pub(crate) context: u32,
+    /// Of the stack; negative: there is none.
+    pub(crate) bytes: i32,
+    pub(crate) stack: [u64; STACK],
+}
+
+impl RawStory {
+    pub(crate) const UNKNOWN_SWITCHES: u64 = u64::MAX;
+
+    /// The stack's return addresses; what is left in memory behind them isn't.
+    pub(crate) fn addresses(&self) -> &[u64] {
+        let frames = usize::try_from(self.bytes).unwrap_or(0) / size_of::<u64>();
+        self.stack.get(..frames).unwrap_or_default()
+    }
+}
+
+impl Default for RawStory {
+    fn default() -> Self {
+        Self { switches: 0, context: 0, bytes: 0, stack: [0; STACK] }
+    }
+}
+
+/// A record of either kind, with a story: `struct dwell_full_record`.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[repr(C)]
+pub(crate) struct FullRecord {
+    /// What it hasn't is unset.
+    pub(crate) identified: IdentifiedRecord,
+    pub(crate) story: RawStory,
+}
+
 /// How a span between two hooks ended: `enum dwell_outcome`.
 pub(crate) mod outcome {
     pub(crate) const REACHED: u32 = 0;
@@ -224,6 +272,8 @@ unsafe impl Plain for Record {}
 unsafe impl Plain for KeyedRecord {}
 // SAFETY: as above.
 unsafe impl Plain for IdentifiedRecord {}
+// SAFETY: as above.
+unsafe impl Plain for FullRecord {}
 
 /// The words that the kernel wrote; what is less than one at the end isn't there.
 pub(crate) fn words(bytes: &[u8]) -> Vec<u64> {

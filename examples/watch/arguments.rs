@@ -45,6 +45,10 @@ pub struct Arguments {
     #[arg(long)]
     identify: bool,
 
+    /// Say of each event what the kernel was doing as its span ended, and print its stack; best with --min-latency
+    #[arg(long)]
+    pub stack: bool,
+
     /// Take the headers of packets within packets (IPIP, VXLAN) for --filter and --identify
     #[arg(long)]
     inner_headers: bool,
@@ -141,6 +145,9 @@ impl Arguments {
         }
         if let Some(filter) = &self.filter {
             builder = builder.filter(filter.clone());
+        }
+        if self.stack {
+            builder = builder.stories();
         }
         if self.identifies() {
             builder = builder.identify();

@@ -1,10 +1,11 @@
 //! The histograms that `watch` prints at the end.
 
 use std::fmt;
-use std::time::Duration;
 
 use dwell::{Bucket, Error, Histogram, LatencyProbe, Name};
 use serde_json::{Value, json};
+
+use crate::events::nanos;
 
 /// Those of one span, or of one of its groups.
 pub struct SpanHistogram {
@@ -75,9 +76,4 @@ impl fmt::Display for SpanHistogram {
         }
         write!(f, ": {:#}", self.histogram)
     }
-}
-
-/// As far as JSON's numbers are read everywhere.
-pub fn nanos(duration: Duration) -> u64 {
-    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }

@@ -4,6 +4,8 @@
 //! `sudo target/debug/examples/watch --function ip_rcv --duration 10`
 
 mod arguments;
+#[path = "../shared/events.rs"]
+mod events;
 mod histograms;
 mod output;
 mod stages;

@@ -2,11 +2,12 @@
 
 use std::io::{self, BufWriter, Stdout, Write as _};
 
-use dwell::{DropReason, Identity, Key, LatencyEvent, Ledger, Outcome, SpanInfo};
+use dwell::{Key, LatencyEvent, Ledger, SpanInfo};
 use serde_json::{Map, Value, json};
 
 use crate::arguments::Arguments;
-use crate::histograms::{SpanHistogram, nanos};
+use crate::events;
+use crate::histograms::SpanHistogram;
 
 /// Writes to stdout, and keeps a handful of lines back until there is time to show them.
 pub struct Output {
@@ -58,15 +59,21 @@ impl Output {
 
     pub fn event(&mut self, event: &LatencyEvent) -> io::Result<()> {
         match &self.format {
-            Format::Json => writeln!(self.out, "{}", to_json(event)),
-            Format::Text(columns) => row(&mut self.out, columns, |column| (column.cell)(event)),
+            Format::Json => writeln!(self.out, "{}", events::to_json(event)),
+            Format::Text(columns) => {
+                row(&mut self.out, columns, |column| (column.cell)(event))?;
+                let stack = event.story.as_ref().map(|story| story.stack.to_string()).unwrap_or_default();
+                stack.lines().try_for_each(|frame| writeln!(self.out, "    {frame}"))
+            }
         }
     }
 
     /// A table of its own for the slowest spans; in JSON they are under a name of their own.
     pub fn slowest(&mut self, spans: &[SpanInfo], arguments: &Arguments, events: &[LatencyEvent]) -> io::Result<()> {
         if let Format::Json = self.format {
-            return events.iter().try_for_each(|event| writeln!(self.out, "{}", json!({ "slowest": to_json(event) })));
+            return events
+                .iter()
+                .try_for_each(|event| writeln!(self.out, "{}", json!({ "slowest": events::to_json(event) })));
         }
         self.separate()?;
         self.header(spans, arguments)?;
@@ -140,6 +147,9 @@ fn columns(spans: &[SpanInfo], arguments: &Arguments) -> Vec<Column> {
     if arguments.abandoned {
         columns.push(column("OUTCOME", Left, 9, |event| event.outcome.to_string()));
     }
+    if arguments.stack {
+        columns.push(column("CONTEXT", Left, 7, |event| or_dash(event.story.as_ref().map(|story| story.to_string()))));
+    }
     // As wide as it comes.
     if arguments.identifies() {
         columns.push(column("PACKET", Left, 6, |event| or_dash(event.identity.map(|packet| packet.to_string()))));
@@ -158,66 +168,4 @@ fn row(out: &mut BufWriter<Stdout>, columns: &[Column], cell: impl Fn(&Column) -
     });
     let cells: Vec<_> = cells.collect();
     writeln!(out, "{}", cells.join(" ").trim_end())
-}
-
-fn to_json(event: &LatencyEvent) -> Value {
-    json!({
-        "span": event.span.as_str(),
-        "ended_at": event.ended_at.as_str(),
-        "outcome": event.outcome.as_str(),
-        "reason": reason(&event.outcome),
-        "dropped_by": match event.outcome {
-            Outcome::Dropped { by, .. } => by.map(|function| function.as_str()),
-            _ => None,
-        },
-        "latency_ns": nanos(event.latency),
-        "start_ns": event.start.as_nanos(),
-        "key": event.key.to_string(),
-        "pid": event.pid,
-        "tid": event.tid,
-        "comm": event.comm.to_string_lossy(),
-        "cpu_start": event.cpu_start,
-        "cpu_end": event.cpu_end,
-        "ret": event.ret,
-        "skb": event.skb.map(|skb| skb.address),
-        "len": event.skb.and_then(|skb| skb.len),
-        "packet": event.identity.as_ref().map(packet),
-    })
-}
-
-/// Whose packet it is; null where that isn't known.
-fn packet(packet: &Identity) -> Value {
-    json!({
-        "ip_version": packet.ip_version(),
-        "protocol": packet.protocol(),
-        "source": packet.source(),
-        "source_port": packet.source_port(),
-        "destination": packet.destination(),
-        "destination_port": packet.destination_port(),
-        "local_port": packet.local_port(),
-        "remote_port": packet.remote_port(),
-        "dscp": packet.dscp(),
-        "ttl": packet.ttl(),
-        "vlan": packet.vlan(),
-        "len": packet.len(),
-        "tcp_flags": packet.tcp_flags(),
-        "tcp_sequence": packet.tcp_sequence(),
-        "interface": packet.interface(),
-        "received_on": packet.received_on(),
-        "netns": packet.netns(),
-        "mark": packet.mark(),
-        "hash": packet.hash(),
-        "queue": packet.queue(),
-        "cgroup": packet.cgroup(),
-        "socket_cookie": packet.socket_cookie(),
-    })
-}
-
-/// The kernel's name for why it dropped the packet, or else its number.
-fn reason(outcome: &Outcome) -> Value {
-    match outcome {
-        Outcome::Dropped { reason: Some(DropReason { name: Some(name), .. }), .. } => json!(name.as_str()),
-        Outcome::Dropped { reason: Some(DropReason { code, .. }), .. } => json!(code),
-        _ => Value::Null,
-    }
 }

@@ -30,12 +30,12 @@ static __always_inline __u64 fingerprint(const __u64 *ctx)
 
 /*
  * Which task it is, and how often it has been switched out: what stays the same
- * over a call was on its CPU all the time.
+ * over a call was on its CPU all the time. Where the task can't be told, the latter alone.
  */
 static __always_inline __u64 stint(const struct task_struct *task)
 {
 	if (!task)
-		return 0;
+		return switches_so_far();
 	/* Its number as well: the next task may get the place, the stack and the counts of one that has died. */
 	return scalar((__u64)task) + ((__u64)task->pid << 32) + task->nvcsw + task->nivcsw;
 }

@@ -12,6 +12,7 @@
 #include "histogram.bpf.h"
 #include "ring.bpf.h"
 #include "slowest.bpf.h"
+#include "story.bpf.h"
 
 /* The number of its end among those of the probe. */
 const volatile __u64 end = 0;
@@ -124,6 +125,8 @@ static __always_inline void write_record(struct dwell_record *r, const struct ru
 	identify(r, lean ? bpf_get_current_task_btf() : run->task);
 	if (identity)
 		((struct dwell_identified_record *)r)->identity = *identity;
+	if (with_story && !lean)
+		tell(r, run, start);
 }
 
 /* `lean`: as above, and rings have room for no longer records. */
@@ -132,7 +135,8 @@ static __always_inline void emit(const struct run *run, const struct dwell_start
 				 int has_cmpxchg)
 {
 	int identified = identity && with_identity;
-	__u32 size = identified ? sizeof(struct dwell_identified_record) : sizeof(struct dwell_record);
+	__u32 size = with_story ? sizeof(struct dwell_full_record) :
+		     identified ? sizeof(struct dwell_identified_record) : sizeof(struct dwell_record);
 	__u64 stride = lean ? sizeof(__u64) + sizeof(struct dwell_record) : ring_stride;
 	struct place place = reserve(run->cpu, size, stride, has_cmpxchg);
 

@@ -119,6 +119,33 @@ struct dwell_identified_record {
 	struct dwell_identity identity;
 };
 
+/* For whom a CPU works. */
+enum dwell_context {
+	DWELL_UNKNOWN_CONTEXT,
+	DWELL_TASK,    /* the current thread */
+	DWELL_SOFTIRQ, /* whoever that is */
+	DWELL_HARDIRQ,
+	DWELL_NMI,
+	DWELL_IDLE,
+};
+
+#define DWELL_STACK 64
+#define DWELL_UNKNOWN_SWITCHES (~0ULL)
+
+/* What the kernel was doing at the end of a span. */
+struct dwell_story {
+	__u64 switches;   /* how often the thread has been switched out since the start, or DWELL_UNKNOWN_SWITCHES */
+	__u32 context;    /* enum dwell_context */
+	__s32 bytes;      /* of the stack; negative: it couldn't be had */
+	__u64 stack[DWELL_STACK]; /* return addresses, the innermost first, those of the programs included */
+};
+
+/* A record of either kind, with a story, and an identity if there are any. */
+struct dwell_full_record {
+	struct dwell_identified_record identified;
+	struct dwell_story story;
+};
+
 /* What a filter asks of a packet or a thread: a table of these, each of which leads to a later one. */
 struct dwell_test {
 	__u32 field;    /* enum dwell_field */
@@ -272,6 +299,7 @@ _Static_assert(sizeof(struct dwell_flow) == 40, "flow layout");
 _Static_assert(sizeof(struct dwell_keyed_record) == 136, "keyed record layout");
 _Static_assert(sizeof(struct dwell_identity) == 96, "identity layout");
 _Static_assert(sizeof(struct dwell_identified_record) == 232, "identified record layout");
+_Static_assert(sizeof(struct dwell_full_record) == 760, "full record layout");
 _Static_assert(sizeof(struct dwell_test) == 56, "test layout");
 
 #endif

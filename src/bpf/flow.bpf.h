@@ -4,7 +4,7 @@
 #define DWELL_FLOW_H
 
 #include "args.bpf.h"
-#include "dwell.h"
+#include "shared.bpf.h"
 
 enum {
 	IPPROTO_HOPOPTS = 0,
@@ -31,9 +31,6 @@ enum {
 
 /* IPv6 extension headers that are looked behind, at most. */
 #define MAX_EXTENSIONS 6
-
-/* Any memory can be read, which lockdown forbids. */
-const volatile __u32 reads_memory = 1;
 
 /* Copies packet bytes [at, at + len) from the linear part; 0 if it has them. */
 static __always_inline int header(const struct sk_buff *skb, void *to, __u32 len, __u32 at)

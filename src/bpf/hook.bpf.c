@@ -17,6 +17,7 @@
 #include "histogram.bpf.h"
 #include "ring.bpf.h"
 #include "slowest.bpf.h"
+#include "story.bpf.h"
 
 #define HOOKS 10
 
@@ -85,7 +86,7 @@ struct at {
 #define MAX_ERRNO 4095
 
 /* As in call.bpf.h. */
-const volatile struct dwell_identified_record identified_record_layout = {};
+const volatile struct dwell_full_record full_record_layout = {};
 
 static __always_inline __u64 key_of_sock(const struct sock *sk)
 {
@@ -198,12 +199,15 @@ static __always_inline void write_record(struct dwell_keyed_record *r, const str
 	r->flow = at->flow;
 	if (with_identity)
 		((struct dwell_identified_record *)r)->identity = *identity;
+	if (with_story)
+		tell(&r->record, &at->run, start);
 }
 
 static __always_inline void emit(const struct at *at, const struct dwell_start *start,
 				 const struct dwell_identity *identity, __u64 latency, int in_table)
 {
-	__u32 size = with_identity ? sizeof(struct dwell_identified_record) : sizeof(struct dwell_keyed_record);
+	__u32 size = with_story ? sizeof(struct dwell_full_record) :
+		     with_identity ? sizeof(struct dwell_identified_record) : sizeof(struct dwell_keyed_record);
 	struct place place = reserve(at->run.cpu, size, ring_stride, in_table);
 
 	if (!place.record) {
@@ -472,6 +476,7 @@ static __always_inline int at_hook(const __u64 *ctx, const struct task_struct *t
 		return 0;
 	run->cpu = bpf_get_smp_processor_id();
 	run->counters = counters_of(run->cpu);
+	run->stint = switches_so_far();
 	if (!find_key(&at)) {
 		if (hook->role != ROLE_ABANDON)
 			count(&run->counters->unkeyed);

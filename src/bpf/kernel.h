@@ -160,6 +160,7 @@ struct task_struct {
 	char comm[16];
 	unsigned long nvcsw;  /* times it gave up its CPU */
 	unsigned long nivcsw; /* times it was preempted */
+	int softirq_disable_cnt; /* with PREEMPT_RT alone */
 };
 
 #pragma clang attribute pop

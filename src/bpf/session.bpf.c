@@ -25,6 +25,7 @@ static __always_inline struct run run_of(const __u64 *ctx, const struct task_str
 		.ctx = ctx,
 		.task = task,
 		.key = key_of_frame(ctx),
+		.stint = switches_so_far(),
 		.counters = counters_of(cpu),
 		.cpu = cpu,
 	};

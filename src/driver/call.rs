@@ -85,7 +85,12 @@ impl SessionBuild {
 fn is_plain(context: &Context<'_>, call: &CallPlan) -> bool {
     let plan = context.plan;
     let is_choosy = call.condition.is_some() || !plan.tests.is_empty();
-    !is_choosy && !plan.is_grouped() && !plan.identified && plan.max_age.is_none() && plan.slowest.is_none()
+    !is_choosy
+        && !plan.is_grouped()
+        && !plan.identified
+        && !plan.told
+        && plan.max_age.is_none()
+        && plan.slowest.is_none()
 }
 
 /// Whether all calls become events, in rings that are for calls alone.

@@ -4,8 +4,8 @@ use std::mem::offset_of;
 
 use super::skel::{call, hook, session};
 use crate::wire::{
-    Counters, IdentifiedRecord, KeyedRecord, RawFlow, RawHistogram, RawIdentity, Record, RingHead, Slot, SlowestHead,
-    Start, State,
+    Counters, FullRecord, IdentifiedRecord, KeyedRecord, RawFlow, RawHistogram, RawIdentity, RawStory, Record,
+    RingHead, Slot, SlowestHead, Start, State,
 };
 
 /// Asserts that two structs have one size, and the named members at the same offsets.
@@ -60,6 +60,8 @@ same_layout!(
     direction
 );
 same_layout!(IdentifiedRecord, hook::types::dwell_identified_record, keyed, identity);
+same_layout!(RawStory, hook::types::dwell_story, switches, context, bytes, stack);
+same_layout!(FullRecord, hook::types::dwell_full_record, identified, story);
 same_layout!(Start, call::types::dwell_start, ns, fingerprint, stint, len, cpu, group);
 same_layout!(Slot, call::types::dwell_slot, key, start, starts, unused);
 same_layout!(
@@ -99,6 +101,8 @@ same_layout!(State, call::types::dwell_state, slots, counters, overflow_live);
 const _: () = assert!(size_of::<Record>() == 4 * 8 + 8 * 4 + 16);
 const _: () = assert!(size_of::<KeyedRecord>() == size_of::<Record>() + 8 + 2 * 4 + size_of::<RawFlow>());
 const _: () = assert!(size_of::<IdentifiedRecord>() == size_of::<KeyedRecord>() + size_of::<RawIdentity>());
+const _: () = assert!(size_of::<FullRecord>() == size_of::<IdentifiedRecord>() + size_of::<RawStory>());
+const _: () = assert!(size_of::<RawStory>() == 8 + 2 * 4 + 64 * 8);
 const _: () = assert!(size_of::<RawIdentity>() == size_of::<RawFlow>() + 2 * 8 + 8 * 4 + 2 * 2 + 4);
 const _: () = assert!(size_of::<RawFlow>() == 2 * 16 + 2 * 2 + 4);
 const _: () = assert!(size_of::<Slot>() == 3 * 8 + 4 * 8 + 2 * 4);

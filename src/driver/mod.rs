@@ -37,10 +37,10 @@ use self::rings::{CALL_STRIDE, stride};
 use self::state::{Programs, StateMaps};
 use self::types::CoreTypes;
 use crate::error::{Capability, Error};
-use crate::kernel;
+use crate::kernel::{self, PreemptCount};
 use crate::pairing::Store;
 use crate::plan::{Body, SpanPlan};
-use crate::wire::{IdentifiedRecord, KeyedRecord, Record, RingHead};
+use crate::wire::{FullRecord, IdentifiedRecord, KeyedRecord, Record, RingHead};
 
 /// The key of an array's only element.
 const FIRST_KEY: [u8; 4] = [0; 4];
@@ -59,6 +59,7 @@ pub(crate) struct Shared {
     typed: bool,
     sessions: bool,
     reads_memory: bool,
+    preempt_count: Option<PreemptCount>,
     programs: Arc<Programs>,
     watched: Watched,
     /// `None`: libbpf is to look through all that the kernel has.
@@ -91,6 +92,8 @@ pub(crate) struct Wishes {
     pub(crate) sessions: bool,
     /// Packets' headers can be read.
     pub(crate) headers: bool,
+    /// For those that tell for whom CPUs work.
+    pub(crate) preempt_count: Option<PreemptCount>,
 }
 
 /// What records have, each more than the one before.
@@ -99,12 +102,14 @@ pub(crate) enum Records {
     OfCalls,
     Keyed,
     Identified,
+    Full,
 }
 
 impl Records {
     /// What those of a span have.
     pub(crate) fn of(plan: &SpanPlan) -> Self {
         match plan.body {
+            _ if plan.told => Self::Full,
             _ if plan.identified => Self::Identified,
             Body::Hooks(_) => Self::Keyed,
             Body::Calls(_) => Self::OfCalls,
@@ -117,6 +122,7 @@ impl Records {
             Self::OfCalls => size_of::<Record>(),
             Self::Keyed => size_of::<KeyedRecord>(),
             Self::Identified => size_of::<IdentifiedRecord>(),
+            Self::Full => size_of::<FullRecord>(),
         }
     }
 }
@@ -162,6 +168,7 @@ impl Shared {
             typed: wishes.typed,
             sessions: wishes.sessions,
             reads_memory: wishes.headers,
+            preempt_count: wishes.preempt_count,
             programs: Arc::default(),
             watched: Arc::default(),
             types: None,
@@ -319,7 +326,7 @@ mod tests {
     #[test]
     fn slots() {
         for (bytes, cpus) in [(0, 1), (1, 2), (4 << 20, 2), (4 << 20, 512), (1 << 30, 1), (1 << 30, 8192)] {
-            for stride in [88, 144, 240] {
+            for stride in [88, 144, 240, 768] {
                 let slots = slots_of_ring(bytes, cpus, stride);
                 assert!(slots.is_power_of_two() && slots >= 8, "{bytes} {cpus}");
                 assert!(slots * stride + 128 <= 4 << 20, "{bytes} {cpus}");

@@ -96,6 +96,13 @@ macro_rules! prepare {
             rodata.inner_headers = plan.inner_headers.into();
             rodata.with_identity = plan.identified.into();
             rodata.needs_subject = (plan.identified || plan.tests.iter().any(Test::needs_subject)).into();
+            rodata.with_story = plan.told.into();
+            rodata.same_thread = plan.has_same_thread().into();
+            if let Some(count) = &shared.preempt_count {
+                rodata.preempt_count_offset = count.offset;
+                rodata.per_cpu_offsets = count.per_cpu_offsets;
+                (rodata.hardirq_bits, rodata.nmi_bits) = (count.hardirqs, count.nmis);
+            }
             rodata.test_count = plan.tests.len() as u32;
             for (to, test) in rodata.tests.iter_mut().zip(&plan.tests) {
                 let Test { field, negated, on_true, on_false, mask, low, high } = *test;

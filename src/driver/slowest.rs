@@ -15,7 +15,7 @@ use crate::error::Error;
 use crate::event::{LatencyEvent, MonotonicTime};
 use crate::plan::SpanPlan;
 use crate::slowest::Slowest;
-use crate::wire::{IdentifiedRecord, SlowestHead, words};
+use crate::wire::{FullRecord, SlowestHead, words};
 
 /// The banks of each CPU.
 const BANKS: u64 = 2;
@@ -50,7 +50,7 @@ struct Asked {
 
 /// A record that was kept, where every record begins at a multiple of 8 bytes.
 #[repr(align(8))]
-struct Aligned([u8; size_of::<IdentifiedRecord>()]);
+struct Aligned([u8; size_of::<FullRecord>()]);
 
 impl Keeper {
     /// `None`: of this span none are wanted.
@@ -112,7 +112,8 @@ impl Keeper {
             for record in self.shape.records(&element) {
                 match record.and_then(|record| decode(codec, span, record)) {
                     Some((event, is_suspect)) => {
-                        kept.push((event, !is_suspect || asked.doubt.is_ruled_out(event.start)));
+                        let is_believed = !is_suspect || asked.doubt.is_ruled_out(event.start);
+                        kept.push((event, is_believed));
                     }
                     None => unreadable += 1,
                 }
@@ -151,7 +152,7 @@ impl Shape {
 
 /// The event that a record tells of, and whether its pair isn't certain by itself.
 fn decode(codec: &Codec, span: usize, record: &[u8]) -> Option<(LatencyEvent, bool)> {
-    let mut aligned = Aligned([0; size_of::<IdentifiedRecord>()]);
+    let mut aligned = Aligned([0; size_of::<FullRecord>()]);
     let bytes = aligned.0.get_mut(..record.len())?;
     bytes.copy_from_slice(record);
     let view = codec.view(bytes).ok().filter(|view| view.index() == span)?;
@@ -161,7 +162,7 @@ fn decode(codec: &Codec, span: usize, record: &[u8]) -> Option<(LatencyEvent, bo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{KeyedRecord, Record};
+    use crate::wire::{IdentifiedRecord, KeyedRecord, Record};
 
     /// An element of places, each of a rank and the latency of its record.
     fn element(shape: Shape, places: &[(u64, u64)]) -> Vec<u8> {
@@ -177,7 +178,9 @@ mod tests {
     /// Free places have no record, and one whose rank isn't that of its latency isn't whole.
     #[test]
     fn records() {
-        for record in [size_of::<Record>(), size_of::<KeyedRecord>(), size_of::<IdentifiedRecord>()] {
+        let sizes =
+            [size_of::<Record>(), size_of::<KeyedRecord>(), size_of::<IdentifiedRecord>(), size_of::<FullRecord>()];
+        for record in sizes {
             let shape = Shape { count: 4, record };
             let bytes = element(shape, &[(0, 7), (1, 0), (5, 4), (6, 6)]);
             let latency = |record: &[u8]| u64::from_ne_bytes(record[8..16].try_into().unwrap());
@@ -208,5 +211,6 @@ mod tests {
         assert_eq!(bytes(size_of::<Record>()), 128 + 176);
         assert_eq!(bytes(size_of::<KeyedRecord>()), 128 + 288);
         assert_eq!(bytes(size_of::<IdentifiedRecord>()), 128 + 480);
+        assert_eq!(bytes(size_of::<FullRecord>()), 128 + 1_536);
     }
 }

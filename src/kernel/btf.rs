@@ -36,6 +36,9 @@ const TYPE_HEADER: usize = 12;
 /// A chain of typedefs and qualifiers longer than this is a cycle.
 const LONGEST_CHAIN: usize = 64;
 
+/// What has no name isn't nested deeper in the kernel.
+const DEEPEST: u32 = 8;
+
 /// Why some bytes are no BTF.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
 pub(crate) enum BtfError {
@@ -143,6 +146,26 @@ impl Btf {
     /// The types that this BTF itself describes (not its base), with their ids.
     pub(super) fn own_types(&self) -> impl Iterator<Item = (u32, Type<'_>)> {
         (self.first_id..self.end_id()).filter_map(|id| Some((id, self.type_at(id)?)))
+    }
+
+    /// Where a struct or a union has a member that isn't a bit field, also within members without a name; in bits.
+    pub(super) fn member_offset(&self, ty: &Type<'_>, wanted: &str) -> Option<u32> {
+        self.member_within(ty, wanted, DEEPEST)
+    }
+
+    fn member_within(&self, ty: &Type<'_>, wanted: &str, depth: u32) -> Option<u32> {
+        if depth == 0 || !matches!(ty.kind(), kind::STRUCT | kind::UNION) {
+            return None;
+        }
+        (0..ty.vlen()).find_map(|member| {
+            let [name, of, at] = [0, 1, 2].map(|word| ty.tail(3 * member + word));
+            // Where there are bit fields, the upper bits are the width.
+            let at = if ty.kind_flag() { at? & 0xff_ffff } else { at? };
+            match ty.text(name?)? {
+                "" => Some(at + self.member_within(&self.skip_modifiers(of?)?, wanted, depth - 1)?),
+                name => (name == wanted).then_some(at),
+            }
+        })
     }
 
     /// Follows typedefs and qualifiers; `None` for `void`.

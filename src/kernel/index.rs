@@ -96,6 +96,13 @@ impl Index {
         found.find(|values| !values.is_empty()).unwrap_or_default()
     }
 
+    /// Where the struct of this name has a member that isn't a bit field, also within what has no name; in bytes.
+    pub(super) fn member_offset(&self, name: &str, member: &str) -> Option<u32> {
+        let structs = self.btf.own_types().filter(|(_, ty)| ty.kind() == kind::STRUCT && ty.name() == Some(name));
+        let mut bits = structs.filter_map(|(_, ty)| self.btf.member_offset(&ty, member));
+        bits.next().map(|bits| bits / 8)
+    }
+
     pub(super) fn btf(&self) -> &Btf {
         &self.btf
     }

@@ -132,6 +132,11 @@ impl Kernel {
         self.vmlinux.enumerators(name)
     }
 
+    /// Where a struct of the kernel has a member, in bytes.
+    pub(crate) fn member_offset(&self, name: &str, member: &str) -> Option<u32> {
+        self.vmlinux.member_offset(name, member)
+    }
+
     /// BTF of nothing but the types that the programs read, where it can be made.
     pub(crate) fn core_types(&self) -> Option<Vec<u8>> {
         core_types::reduced(self.vmlinux.btf())

@@ -12,6 +12,7 @@ mod host;
 mod index;
 mod installed;
 mod lookup;
+mod preempt;
 mod refused;
 mod signature;
 mod symbolizer;
@@ -20,7 +21,9 @@ mod symbols;
 pub(crate) use explain::near;
 pub(crate) use host::{btf_size, holds, lacks, lockdown, locked_memory_is_limited, modules_with_btf, user_namespace};
 pub(crate) use lookup::{Function, Kernel, Tracepoint};
+pub(crate) use preempt::PreemptCount;
 pub(crate) use signature::{Param, Return, Signature};
+pub use symbolizer::Symbol;
 pub(crate) use symbolizer::Symbolizer;
 pub(crate) use symbols::why_not_attached;
 

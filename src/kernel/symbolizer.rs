@@ -10,6 +10,7 @@ use std::io::{BufRead, BufReader};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
+use super::preempt::VARIABLES;
 use super::symbols::{KALLSYMS, split};
 use crate::name::Name;
 
@@ -26,14 +27,15 @@ const LONGEST_LAST: u64 = 4096;
 const END_OF_CODE: &str = "_etext";
 
 /// A place in the kernel's code.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Symbol {
-    /// As the compiler has it, which may have left parts of a function under names such as `function.cold`.
-    pub(crate) name: Name,
-    /// `None`: in the kernel itself.
-    pub(crate) module: Option<Name>,
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub struct Symbol {
+    /// The function, as the compiler has it, which may have left parts of one under names such as `function.cold`.
+    pub name: Name,
+    /// `None`: in the kernel itself. `bpf`: an eBPF program.
+    pub module: Option<Name>,
     /// Bytes from where it begins.
-    pub(crate) offset: u64,
+    pub offset: u64,
 }
 
 /// As in the kernel's own messages: `nf_hook_slow+0x8a`, `nft_do_chain+0x1f [nf_tables]`.
@@ -78,6 +80,8 @@ struct Held {
     next_look: Instant,
     next_reading: Instant,
     pause: Duration,
+    /// It lacks what this process has added to the kernel since.
+    is_outdated: bool,
 }
 
 impl Symbolizer {
@@ -97,7 +101,8 @@ impl Symbolizer {
         // The modules first: what comes meanwhile makes it read once more, instead of being missed.
         let modules = (source.modules)();
         let table = (source.kallsyms)();
-        let held = Held { table, modules, next_look: now + LOOK, next_reading: now + READ, pause: READ };
+        let held =
+            Held { table, modules, next_look: now + LOOK, next_reading: now + READ, pause: READ, is_outdated: false };
         Self { source, held: Mutex::new(held) }
     }
 
@@ -115,8 +120,34 @@ impl Symbolizer {
         self.resolve(return_address.wrapping_sub(1))
     }
 
+    /// The same, as stacks are written: the place to which it returns, within the function that has called.
+    pub(crate) fn resolve_return(&self, return_address: u64) -> Option<Symbol> {
+        let caller = self.resolve_caller(return_address)?;
+        Some(Symbol { offset: caller.offset + 1, ..caller })
+    }
+
+    /// The address of a variable of the kernel, or what it is counted from each CPU's own memory; of those in `VARIABLES`.
+    pub(crate) fn variable(&self, name: &str) -> Option<u64> {
+        let held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        held.table.variables.iter().find(|(variable, _)| *variable == name).map(|&(_, address)| address)
+    }
+
+    /// To be called once programs were attached. Where these end, isn't listed, so that what is behind one would be taken
+    /// for it: the next look-up reads all again.
+    pub(crate) fn note_programs(&self) {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).is_outdated = true;
+    }
+
+    /// Where a function begins. Takes a millisecond.
+    pub(crate) fn address_of(&self, name: &str, module: Option<&str>) -> Option<u64> {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).table.address_of(name, module)
+    }
+
     fn resolve_at(&self, address: u64, now: Instant) -> Option<Symbol> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
+        if held.is_outdated {
+            self.read(&mut held);
+        }
         let found = held.table.find(address);
         // What is in the kernel itself stays where it is. Modules come and go, and another's code takes the place.
         let stays = found.is_some_and(|symbol| symbol.module.is_none());
@@ -138,6 +169,12 @@ impl Symbolizer {
             return false;
         }
         held.modules = modules;
+        self.read(held);
+        true
+    }
+
+    fn read(&self, held: &mut Held) {
+        held.is_outdated = false;
         let table = (self.source.kallsyms)();
         if table.addresses.is_empty() {
             // This process has given up its privileges since. What the kernel itself has is still true.
@@ -145,7 +182,6 @@ impl Symbolizer {
         } else {
             held.table = table;
         }
-        true
     }
 }
 
@@ -180,6 +216,8 @@ struct Table {
     names: Vec<u32>,
     /// `FUNCTION`, or `FUNCTION`, a tab, and the module; each ends with a newline.
     text: String,
+    /// Addresses of some that are no functions.
+    variables: Vec<(&'static str, u64)>,
 }
 
 /// In the place of a name: from this address on there is something else.
@@ -191,6 +229,7 @@ impl Table {
         let mut text = String::new();
         let mut entries: Vec<(u64, u32)> = Vec::new();
         let mut end_of_code = None;
+        let mut variables = Vec::new();
         let mut line = Vec::new();
         while kallsyms.read_until(b'\n', &mut line).is_ok_and(|read| read > 0) {
             let mut words = std::str::from_utf8(&line).unwrap_or_default().split_ascii_whitespace();
@@ -208,7 +247,11 @@ impl Table {
                     }
                     text.push('\n');
                 }
-                _ => entries.push((address, NOT_CODE)),
+                (name, module) => {
+                    let known = VARIABLES.iter().find(|&&variable| name == Some(variable) && module.is_none());
+                    variables.extend(known.map(|&variable| (variable, address)));
+                    entries.push((address, NOT_CODE));
+                }
             }
             line.clear();
         }
@@ -223,7 +266,7 @@ impl Table {
         entries.dedup_by(|(_, name), (_, before)| *name == NOT_CODE && *before == NOT_CODE);
         text.shrink_to_fit();
         let (addresses, names) = entries.into_iter().unzip();
-        Self { addresses, names, text }
+        Self { addresses, names, text, variables }
     }
 
     fn find(&self, address: u64) -> Option<Symbol> {
@@ -233,6 +276,11 @@ impl Table {
         let offset = address - self.addresses.get(n)?;
         let goes_on = self.name(next).is_some_and(|next| split(next).1 == module);
         (goes_on || offset < LONGEST_LAST).then(|| Symbol { name: name.into(), module: module.map(Name::from), offset })
+    }
+
+    fn address_of(&self, name: &str, module: Option<&str>) -> Option<u64> {
+        let found = (0..self.names.len()).find(|&n| self.name(n).is_some_and(|line| split(line) == (name, module)));
+        self.addresses.get(found?).copied()
     }
 
     fn forget_modules(&mut self) {
@@ -313,6 +361,9 @@ ffffffffc0000400 t nft_last.cold\t[nf_tables]
         ] {
             assert_eq!(text(&symbols, address).as_deref(), expected, "{address:#x}");
         }
+        assert_eq!(symbols.address_of("tcp_v4_rcv", None), Some(0xffff_ffff_8100_9010));
+        assert_eq!(symbols.address_of("nft_do_chain", Some("nf_tables")), Some(0xffff_ffff_c000_0100));
+        assert_eq!((symbols.address_of("nft_do_chain", None), symbols.address_of("some_data", None)), (None, None));
         let caller = symbols.resolve_caller(0xffff_ffff_8100_0100).unwrap();
         assert_eq!(caller.to_string(), "ip_rcv+0xff", "the call is its last instruction");
         assert_eq!(symbols.resolve_caller(0), None);

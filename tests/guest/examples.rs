@@ -4,7 +4,7 @@ use std::io::{BufRead as _, BufReader, Read as _};
 use std::process::{Command, Stdio};
 
 use crate::lab::{Ip, Lab, Side, send_datagrams};
-use crate::support::{example, kernel_version, ping_pong, run, udp_to_itself};
+use crate::support::{example, kernel_version, ms, ping_pong, run, udp_to_itself};
 
 /// The quick start shows ten calls and the ledger.
 #[test]
@@ -86,5 +86,53 @@ fn a_slow_firewall_is_to_blame() {
     // All is within the poll, whose total is the largest, but it comes later.
     for name in ["napi-poll", "ip-receive", "tcp-receive", "udp-receive", "socket-queue", "qdisc"] {
         assert!(stage(name) > Some(3), "{name}: {text}");
+    }
+}
+
+/// Packets that wait long for their reader have a story each, for people and as JSON; quick ones have none.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn slow_packets() {
+    for json in [false, true] {
+        let socket = udp_to_itself();
+        let port = socket.local_addr().unwrap().port();
+        let filter = format!("udp port {port}");
+        let mut command = Command::new(example("slow_packets"));
+        command.args(["--over", "300ms", "--stage", "socket-queue", "--count", "1", "--filter", &filter]);
+        if json {
+            command.arg("--json");
+        }
+        let mut child = command.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let mut stderr = BufReader::new(child.stderr.take().unwrap());
+        let mut line = String::new();
+        stderr.read_line(&mut line).unwrap();
+        assert_eq!(line, "waiting for packets that take 300ms or longer\n");
+        ping_pong(&socket, 100, b"x");
+        socket.send(b"late").unwrap();
+        std::thread::sleep(ms(400));
+        socket.recv(&mut [0; 8]).unwrap();
+        let (mut text, mut rest) = (String::new(), String::new());
+        child.stdout.take().unwrap().read_to_string(&mut text).unwrap();
+        stderr.read_to_string(&mut rest).unwrap();
+        assert!(child.wait().unwrap().success());
+        assert_eq!(rest, "1 story, of 101 ways through a stage\n");
+        if json {
+            let event: serde_json::Value = serde_json::from_str(&text).unwrap();
+            assert!(event["latency_ns"].as_u64() >= Some(300_000_000), "{text}");
+            assert_eq!(
+                (&event["packet"]["destination_port"], &event["story"]["context"]),
+                (&port.into(), &"task".into())
+            );
+            let stack = event["story"]["stack"].as_array().unwrap();
+            assert!(stack.iter().any(|frame| frame.as_str().is_some_and(|frame| frame.starts_with("__sys_recvfrom+"))));
+        } else {
+            let lines: Vec<_> = text.lines().collect();
+            assert!(lines[0].ends_with(" in socket-queue"), "{text}");
+            let packet = format!("    packet   udp 127.0.0.1:{port} > 127.0.0.1:{port} netns ");
+            assert!(lines[1].starts_with(&packet), "{text}");
+            assert!(lines[2].contains(" on CPU ") && lines[2].contains(", by examples::slow_/"), "{text}");
+            assert!(lines[3].starts_with("    stack    "), "{text}");
+            assert!(lines.iter().any(|line| line.starts_with("             __sys_recvfrom+0x")), "{text}");
+        }
     }
 }

@@ -26,5 +26,6 @@ mod sessions;
 mod slowest;
 mod spans;
 mod stages;
+mod stories;
 mod support;
 mod watch;

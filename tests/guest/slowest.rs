@@ -14,7 +14,7 @@ use crate::histograms::has_reader_and_ring;
 use crate::support::{attach_paired, eventually, finish, gettid, ms, pairings, ping_pong, udp_to_itself, would_block};
 
 /// One receive that blocks for at least so long; the thread that it did.
-fn slow_receive(probe: &LatencyProbe, wait: Duration) -> u32 {
+pub fn slow_receive(probe: &LatencyProbe, wait: Duration) -> u32 {
     let socket = udp_to_itself();
     let open = |probe: &LatencyProbe| probe.ledger().get("udp_recvmsg").expect("the span").open;
     thread::scope(|scope| {
@@ -64,7 +64,7 @@ fn the_slow_among_the_quick() {
 
         let slowest = probe.slowest("udp_recvmsg").unwrap();
         assert!(slowest.is_exact(), "{slowest:?}");
-        let [first, second] = slowest.events[..] else { panic!("{slowest:?}") };
+        let [first, second] = &slowest.events[..] else { panic!("{slowest:?}") };
         assert_eq!((first.tid, second.tid), (tids[1], tids[2]), "{slowest:?}");
         assert!(first.latency >= waits[1] && second.latency >= waits[2], "{slowest:?}");
         assert_eq!((first.ret, first.outcome), (Some(2), Outcome::Completed));
@@ -141,9 +141,9 @@ fn of_all_that_was_seen() {
             for (span, answers) in SPANS.iter().zip(answers) {
                 let account = ledger.get(span).unwrap();
                 assert_eq!((account.ring_dropped, account.channel_dropped), (0, 0), "{ledger}");
-                let seen: Vec<_> = events.iter().filter(|event| event.span == *span).copied().collect();
+                let seen: Vec<_> = events.iter().filter(|event| event.span == *span).cloned().collect();
                 assert!(seen.len() >= 5_000, "{ledger}");
-                let mut kept: Vec<_> = answers.iter().flat_map(|slowest| &slowest.events).copied().collect();
+                let mut kept: Vec<_> = answers.iter().flat_map(|slowest| &slowest.events).cloned().collect();
                 assert!(answers.len() > 2 && kept.len() >= count * 2, "{answers:?}");
                 kept.sort_by_key(|event| Reverse(event.latency));
                 let exact = answers.iter().filter(|slowest| slowest.is_exact()).count();
