@@ -49,6 +49,16 @@ enum Row {
     Threshold,
     /// `dwell` with an event for each call, handed to a callback
     Event,
+    /// `dwell` with a filter on threads, which leaves out all calls
+    FilteredThread,
+    /// `dwell` with a filter on ports, which leaves out all calls
+    FilteredPort,
+    /// The same filter as one that all calls pass, with the histogram alone
+    PassedPort,
+    /// `dwell` with an event for each call that tells whose packet it was, handed to a callback
+    Identity,
+    /// As `threshold`, with the story of calls that take longer
+    Story,
     /// `dwell` with an event for each call, sent to another thread
     Channel,
     /// As `histogram`, with calls paired by frames where the kernel has sessions
@@ -85,6 +95,11 @@ impl Row {
             Row::Threshold => own::counted(probe().events(NEVER)),
             Row::ThresholdFrames => own::counted(probe().events(NEVER).frames()),
             Row::Event => own::called_back(probe()),
+            Row::FilteredThread => own::filtered_out(probe().events(NEVER).filter("pid 1".parse()?)),
+            Row::FilteredPort => own::filtered_out(probe().events(NEVER).filter("udp dst port 9".parse()?)),
+            Row::PassedPort => own::counted(probe().events(Events::None).filter("udp and not dst port 9".parse()?)),
+            Row::Identity => own::called_back(probe().identify()),
+            Row::Story => own::counted(probe().events(NEVER).stories()),
             Row::Channel => own::received(probe()),
             Row::FunclatencyFentry => funclatency(arguments, &[FUNCTION]),
             Row::FunclatencyKprobe => funclatency(arguments, &["-k", FUNCTION]),
@@ -171,13 +186,18 @@ fn print(measured: &[Value]) {
 
 const TOOLS: [&str; 5] = ["funclatency_fentry", "funclatency_kprobe", "bpftrace_fentry", "bpftrace_kprobe", "perf"];
 
-const DESCRIPTIONS: [(&str, &str); 11] = [
+const DESCRIPTIONS: [(&str, &str); 16] = [
     ("none", "no probe (a whole datagram, sent and received)"),
     ("empty", "an empty fentry and fexit program"),
     ("floor", "the same with the clock read in each: the floor"),
     ("histogram", "dwell, histogram only"),
     ("threshold", "dwell, histogram and a threshold that is never met"),
     ("event", "dwell, histogram and an event for each call"),
+    ("filtered_thread", "dwell, a filter on threads that leaves out each call"),
+    ("filtered_port", "dwell, a filter on ports that leaves out each call"),
+    ("passed_port", "dwell, histogram only, a filter on ports that each call passes"),
+    ("identity", "dwell, histogram and an event with identity for each call"),
+    ("story", "dwell, a threshold that is never met, and stories"),
     ("funclatency_fentry", "libbpf-tools funclatency, fentry"),
     ("funclatency_kprobe", "libbpf-tools funclatency, kprobe"),
     ("bpftrace_fentry", "bpftrace, fentry and fexit, hist()"),

@@ -8,7 +8,7 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 
 use crate::batch;
-use crate::decode::{Codec, EndCodec, Place, SpanCodec};
+use crate::decode::{Codec, EndCodec, More, Place, SpanCodec};
 use crate::delivery::{Callback, Delivery};
 use crate::driver::{self, Reader, Records, Shared, Wishes};
 use crate::error::Error;
@@ -593,8 +593,7 @@ fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool, symbols: Option<Arc<S
             span_name: plan.name,
             key: plan.key,
             has_len,
-            identified: plan.identified,
-            told: plan.told,
+            more: More::new(plan.identified, plan.told),
             address: symbols.as_deref().filter(|_| plan.told).and_then(|symbols| address_of(symbols, function?)),
             name: Name::from(&*name),
             ret,

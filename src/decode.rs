@@ -11,7 +11,7 @@ use crate::kernel::{Return, Symbolizer};
 use crate::name::Name;
 use crate::span::Key;
 use crate::view::EventView;
-use crate::wire::{FullRecord, IdentifiedRecord, KeyedRecord, RawFlow, Record, outcome};
+use crate::wire::{FullRecord, IdentifiedRecord, KeyedRecord, RawFlow, RawIdentity, RawStory, Record, outcome};
 
 /// What reading a probe's records takes.
 #[derive(Debug, Clone, Default)]
@@ -51,14 +51,43 @@ pub(crate) struct EndCodec {
     pub(crate) key: Key,
     /// Whether the packet's length is read at the start.
     pub(crate) has_len: bool,
-    /// Whether its records have an identity,
-    pub(crate) identified: bool,
-    /// and a story.
-    pub(crate) told: bool,
+    pub(crate) more: More,
     /// Where the function begins that it is at, if that is one, and it was looked up for stories.
     pub(crate) address: Option<u64>,
     pub(crate) name: Name,
     pub(crate) ret: Return,
+}
+
+/// What the records of a span have behind all that others have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) struct More {
+    identity: bool,
+    story: bool,
+    /// The least bytes of a record that has it.
+    needs: usize,
+}
+
+impl More {
+    pub(crate) const fn new(identity: bool, story: bool) -> Self {
+        let needs = match (identity, story) {
+            (_, true) => FULL,
+            (true, false) => IDENTIFIED,
+            (false, false) => 0,
+        };
+        Self { identity, story, needs }
+    }
+
+    /// Of the bytes of a record, whose length has been checked, the identity.
+    pub(crate) fn identity(self, bytes: &[u8]) -> Option<&RawIdentity> {
+        let record = self.identity.then(|| IdentifiedRecord::from_bytes(bytes).ok()).flatten();
+        record.map(|record| &record.identity)
+    }
+
+    /// The same for the story.
+    pub(crate) fn story(self, bytes: &[u8]) -> Option<&RawStory> {
+        let record = self.story.then(|| FullRecord::from_bytes(bytes).ok()).flatten();
+        record.map(|record| &record.story)
+    }
 }
 
 /// Why some bytes are no record.
@@ -83,13 +112,9 @@ impl Codec {
     /// Checks the record of one finished span, and reads none of it that needn't be.
     ///
     /// Its length is told by its span: calls have short records, whether or not there is room for a long one.
-    #[inline]
+    #[inline(always)]
     pub(crate) fn view<'a>(&'a self, bytes: &'a [u8]) -> Result<EventView<'a>, Undecodable> {
-        const SHORT: usize = size_of::<Record>();
-        const LONG: usize = size_of::<KeyedRecord>();
-        const IDENTIFIED: usize = size_of::<IdentifiedRecord>();
-        const FULL: usize = size_of::<FullRecord>();
-        if ![SHORT, LONG, IDENTIFIED, FULL].contains(&bytes.len()) {
+        if bytes.len() != SHORT && ![LONG, IDENTIFIED, FULL].contains(&bytes.len()) {
             return Err(Undecodable::Size(bytes.len()));
         }
         let record = Record::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?;
@@ -110,19 +135,18 @@ impl Codec {
                 return Err(Undecodable::Flow(keyed.flow.version));
             }
         }
-        let identity = match end.identified {
-            false => None,
-            true if bytes.len() < IDENTIFIED => return Err(Undecodable::Size(bytes.len())),
-            true => Some(&IdentifiedRecord::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?.identity),
-        };
-        let story = match end.told {
-            false => None,
-            true if bytes.len() != FULL => return Err(Undecodable::Size(bytes.len())),
-            true => Some(&FullRecord::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?.story),
-        };
-        Ok(EventView::new(self, end, record, keyed, identity, story))
+        if bytes.len() < end.more.needs {
+            return Err(Undecodable::Size(bytes.len()));
+        }
+        Ok(EventView::new(self, end, record, keyed, bytes))
     }
 }
+
+/// The lengths of records: of calls, with a key, with an identity, and with a story.
+const SHORT: usize = size_of::<Record>();
+const LONG: usize = size_of::<KeyedRecord>();
+const IDENTIFIED: usize = size_of::<IdentifiedRecord>();
+const FULL: usize = size_of::<FullRecord>();
 
 /// 0 is "not dropped yet", and what is left where a kernel gives no reasons.
 pub(crate) fn drop_reason(codec: &Codec, code: u32) -> Option<DropReason> {
@@ -182,8 +206,7 @@ mod tests {
             span_name: span_name.into(),
             key,
             has_len: true,
-            identified: false,
-            told: false,
+            more: More::new(false, false),
             address: None,
             name: name.into(),
             ret,
@@ -197,7 +220,7 @@ mod tests {
                 end(3, "flow", Key::Flow, "b", Return::Void),
                 end(4, "thread", Key::Thread, "c", Return::Void),
                 end(2, "queued", Key::Skb, "tp:kfree_skb", Return::Void),
-                EndCodec { identified: true, ..end(0, "ip_rcv", Key::Call, "ip_rcv", INT) },
+                EndCodec { more: More::new(true, false), ..end(0, "ip_rcv", Key::Call, "ip_rcv", INT) },
             ],
             drop_reasons: BTreeMap::from([(8, "NETFILTER_DROP".into())]),
             symbols: Some(Arc::new(Symbolizer::canned(

@@ -10,7 +10,7 @@ use crate::identity::Identity;
 use crate::name::Name;
 use crate::span::Key;
 use crate::story::Story;
-use crate::wire::{KeyedRecord, RawIdentity, RawStory, Record, outcome};
+use crate::wire::{KeyedRecord, Record, outcome};
 
 /// One finished span, where the kernel wrote it: what a callback gets, see
 /// [`attach_with`](crate::LatencyProbeBuilder::attach_with).
@@ -24,8 +24,8 @@ pub struct EventView<'a> {
     record: &'a Record,
     /// The same record, where a key was matched that has more to tell.
     keyed: Option<&'a KeyedRecord>,
-    identity: Option<&'a RawIdentity>,
-    story: Option<&'a RawStory>,
+    /// And all of it, where there is more.
+    bytes: &'a [u8],
 }
 
 impl<'a> EventView<'a> {
@@ -35,10 +35,9 @@ impl<'a> EventView<'a> {
         end: &'a EndCodec,
         record: &'a Record,
         keyed: Option<&'a KeyedRecord>,
-        identity: Option<&'a RawIdentity>,
-        story: Option<&'a RawStory>,
+        bytes: &'a [u8],
     ) -> Self {
-        Self { codec, end, record, keyed, identity, story }
+        Self { codec, end, record, keyed, bytes }
     }
 
     /// The span's index in its probe.
@@ -139,14 +138,14 @@ impl<'a> EventView<'a> {
     /// See [`LatencyEvent::identity`].
     #[inline]
     pub fn identity(&self) -> Option<Identity> {
-        self.identity.filter(|identity| identity.known != 0).map(Identity::new)
+        self.end.more.identity(self.bytes).filter(|identity| identity.known != 0).map(Identity::new)
     }
 
     /// See [`LatencyEvent::story`]. Looks the stack's symbols up, each time.
     pub fn story(&self) -> Option<Story> {
         let same_thread = matches!(self.end.key, Key::Call | Key::Thread);
         let symbols = self.codec.symbols.as_deref();
-        self.story.map(|story| Story::new(story, same_thread, symbols, self.end.address))
+        self.end.more.story(self.bytes).map(|story| Story::new(story, same_thread, symbols, self.end.address))
     }
 
     /// A copy of all of it, to keep.
@@ -180,8 +179,7 @@ impl<'a> EventView<'a> {
             ret: self.ret(),
             skb: self.skb(),
             identity: self.identity(),
-            // Most have none, and those that do are slow.
-            story: self.story.and_then(|_| self.story()).map(Arc::new),
+            story: self.story().map(Arc::new),
         }
     }
 }

@@ -15,7 +15,17 @@ pub fn counted(builder: LatencyProbeBuilder) -> Result<Detach, Box<dyn Error>> {
     Ok(Box::new(move || seen(probe)))
 }
 
-/// The same while a thread receives the events.
+/// Attaches a probe of one span whose filter nothing of the load passes.
+#[allow(dead_code, reason = "not every benchmark has filters")]
+pub fn filtered_out(builder: LatencyProbeBuilder) -> Result<Detach, Box<dyn Error>> {
+    let probe = builder.attach()?;
+    Ok(Box::new(move || match seen(probe)? {
+        Some(0) => Ok(None),
+        passed => Err(format!("the filter let {passed:?} pass").into()),
+    }))
+}
+
+/// As `counted`, while a thread receives the events.
 pub fn received(builder: LatencyProbeBuilder) -> Result<Detach, Box<dyn Error>> {
     let probe = builder.attach()?;
     let events = probe.events().clone();

@@ -125,7 +125,7 @@ static __always_inline void write_record(struct dwell_record *r, const struct ru
 	identify(r, lean ? bpf_get_current_task_btf() : run->task);
 	if (identity)
 		((struct dwell_identified_record *)r)->identity = *identity;
-	if (with_story && !lean)
+	if (!lean && with_story)
 		tell(r, run, start);
 }
 
@@ -135,7 +135,7 @@ static __always_inline void emit(const struct run *run, const struct dwell_start
 				 int has_cmpxchg)
 {
 	int identified = identity && with_identity;
-	__u32 size = with_story ? sizeof(struct dwell_full_record) :
+	__u32 size = !lean && with_story ? sizeof(struct dwell_full_record) :
 		     identified ? sizeof(struct dwell_identified_record) : sizeof(struct dwell_record);
 	__u64 stride = lean ? sizeof(__u64) + sizeof(struct dwell_record) : ring_stride;
 	struct place place = reserve(run->cpu, size, stride, has_cmpxchg);

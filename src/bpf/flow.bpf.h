@@ -72,14 +72,18 @@ static __always_inline void note_ip(struct dwell_identity *id, __u8 tos, __u8 tt
 		learn(id, DWELL_KNOWS_NO_PORTS);
 }
 
-/* The transport header's place, or 0: an IPv4 packet that has none (a later fragment). `id` may be NULL. */
-static __always_inline __u32 flow_of_ipv4(const struct sk_buff *skb, __u32 at, struct dwell_flow *flow,
-					  struct dwell_identity *id)
+/* What is read of an IP header at first, of either version: all that IPv4 has in each packet. */
+#define IP_HLEN 20
+
+/*
+ * The transport header's place, or 0: an IPv4 packet that has none (a later fragment). `ip` has been read at `at`. `id`
+ * may be NULL.
+ */
+static __always_inline __u32 flow_of_ipv4(const __u8 *ip, __u32 at, struct dwell_flow *flow, struct dwell_identity *id)
 {
 	int is_later_fragment;
-	__u8 ip[20];
 
-	if (header(skb, ip, sizeof(ip), at) || (ip[0] & 0xf) < 5)
+	if ((ip[0] & 0xf) < 5)
 		return 0;
 	/* The fragment's offset, without the flags. */
 	is_later_fragment = (ip[6] & 0x1f) || ip[7];
@@ -107,13 +111,13 @@ static __always_inline __u32 any_u16(__u32 number)
 	return address(number) & 0xffff;
 }
 
-static __always_inline __u32 flow_of_ipv6(const struct sk_buff *skb, __u32 at, struct dwell_flow *flow,
+static __always_inline __u32 flow_of_ipv6(const struct sk_buff *skb, const __u8 *ip, __u32 at, struct dwell_flow *flow,
 					  struct dwell_identity *id)
 {
-	__u8 ip[8], extension[4], next;
 	int is_later_fragment = 0;
+	__u8 extension[4], next;
 
-	if (header(skb, ip, sizeof(ip), at) || header(skb, flow->saddr, 32, at + sizeof(ip)))
+	if (header(skb, flow->saddr, 32, at + 8))
 		return 0;
 	next = ip[6];
 	at += 40;
@@ -152,16 +156,16 @@ static __always_inline __u32 flow_of_ipv6(const struct sk_buff *skb, __u32 at, s
 static __always_inline int flow_of_skb(const struct sk_buff *skb, struct dwell_flow *flow)
 {
 	__u32 at = skb->network_header, transport;
-	__u8 version;
+	__u8 ip[IP_HLEN];
 
 	/* Not set yet; from Linux 3.x on that is ~0, and 0 in a fresh skb. */
-	if (!at || at == 0xffff || header(skb, &version, sizeof(version), at))
+	if (!at || at == 0xffff || header(skb, ip, sizeof(ip), at))
 		return 0;
-	flow->version = version >> 4;
+	flow->version = ip[0] >> 4;
 	if (flow->version == 4)
-		transport = flow_of_ipv4(skb, at, flow, 0);
+		transport = flow_of_ipv4(ip, at, flow, 0);
 	else if (flow->version == 6)
-		transport = flow_of_ipv6(skb, at, flow, 0);
+		transport = flow_of_ipv6(skb, ip, at, flow, 0);
 	else
 		return 0;
 	if (!transport)

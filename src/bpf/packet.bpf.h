@@ -156,7 +156,8 @@ static __always_inline void identify_ports(const struct sk_buff *skb, __u32 at, 
 	if (header(skb, &id->flow.sport, 4, at))
 		return;
 	learn(id, DWELL_KNOWS_SPORT | DWELL_KNOWS_DPORT);
-	if (id->flow.protocol != IPPROTO_TCP || header(skb, tcp, sizeof(tcp), at))
+	/* No filter asks for what follows. */
+	if (!with_identity || id->flow.protocol != IPPROTO_TCP || header(skb, tcp, sizeof(tcp), at))
 		return;
 	id->seq = (__u32)tcp[4] << 24 | tcp[5] << 16 | tcp[6] << 8 | tcp[7];
 	id->tcp_flags = tcp[13];
@@ -167,15 +168,15 @@ static __always_inline void identify_ports(const struct sk_buff *skb, __u32 at, 
 FUNCTION int identify_headers(const struct sk_buff *skb, __u32 at, struct dwell_identity *id)
 {
 	__u32 transport = 0;
-	__u8 version;
+	__u8 ip[IP_HLEN], version;
 
-	if (header(skb, &version, sizeof(version), at))
+	if (header(skb, ip, sizeof(ip), at))
 		return 0;
-	version >>= 4;
+	version = ip[0] >> 4;
 	if (version == 4)
-		transport = flow_of_ipv4(skb, at, &id->flow, id);
+		transport = flow_of_ipv4(ip, at, &id->flow, id);
 	else if (version == 6)
-		transport = flow_of_ipv6(skb, at, &id->flow, id);
+		transport = flow_of_ipv6(skb, ip, at, &id->flow, id);
 	else
 		learn(id, DWELL_KNOWS_NOT_IP);
 	if (!(id->known & DWELL_KNOWS_ADDRESSES)) {
@@ -423,7 +424,8 @@ FUNCTION int find_subject(const __u64 *ctx, __u32 source, __u32 word, __u32 sock
 			identify_sock(socket->sk, subject);
 	}
 	cgroup = (const struct cgroup *)subject->cgroup;
-	if (reads_memory && cgroup) {
+	/* Filters by cgroup follow its address. */
+	if (with_identity && reads_memory && cgroup) {
 		id->cgroup = BPF_CORE_READ(cgroup, kn, id);
 		if (id->cgroup)
 			learn(id, DWELL_KNOWS_CGROUP);

@@ -46,8 +46,6 @@ const FULL_STRIDE: usize = stride(size_of::<FullRecord>());
 /// The same in words.
 const CALL_SLOT: usize = CALL_STRIDE / WORD;
 const KEYED_SLOT: usize = KEYED_STRIDE / WORD;
-const IDENTIFIED_SLOT: usize = IDENTIFIED_STRIDE / WORD;
-const FULL_SLOT: usize = FULL_STRIDE / WORD;
 
 /// The reading end of all CPUs' rings.
 #[derive(Debug)]
@@ -131,12 +129,11 @@ impl CpuRings {
             let ring = &self.memory[cpu * self.ring..][..self.ring];
             let slots = &ring[HEAD_WORDS + at * self.slot..][..run * self.slot];
             let mut progress = Progress { tail: &mut self.tails[cpu], slots: self.slots, limit: &ring[LIMIT] };
-            // With the size known when it is compiled, a slot costs a few instructions.
+            // With the size known when it is compiled, a slot costs a few instructions. What is longer costs more anyway.
             match self.slot {
                 CALL_SLOT => progress.take(slots, CALL_SLOT, accept),
                 KEYED_SLOT => progress.take(slots, KEYED_SLOT, accept),
-                IDENTIFIED_SLOT => progress.take(slots, IDENTIFIED_SLOT, accept),
-                _ => progress.take(slots, FULL_SLOT, accept),
+                slot => progress.take(slots, slot, accept),
             }
             drop(progress);
             if self.tails[cpu] < tail + run as u64 {

@@ -30,7 +30,7 @@ fn blocked_threads() {
         let slowest = probe.slowest("udp_recvmsg").unwrap();
         let (events, _) = finish(probe);
         let [event] = &events[..] else { panic!("{pairing:?}: {events:?}") };
-        assert_eq!(slowest.events, [event.clone()]);
+        assert_eq!(slowest.events, events);
         assert_eq!(event.tid, tid);
         let story = story(event);
         assert_eq!(story.context, Some(CpuContext::Task), "{pairing:?}: {event}");
