@@ -43,9 +43,8 @@ pub(super) const CALL_STRIDE: usize = stride(size_of::<Record>());
 const KEYED_STRIDE: usize = stride(size_of::<KeyedRecord>());
 const IDENTIFIED_STRIDE: usize = stride(size_of::<IdentifiedRecord>());
 const FULL_STRIDE: usize = stride(size_of::<FullRecord>());
-/// The same in words.
+/// The first in words.
 const CALL_SLOT: usize = CALL_STRIDE / WORD;
-const KEYED_SLOT: usize = KEYED_STRIDE / WORD;
 
 /// The reading end of all CPUs' rings.
 #[derive(Debug)]
@@ -129,10 +128,10 @@ impl CpuRings {
             let ring = &self.memory[cpu * self.ring..][..self.ring];
             let slots = &ring[HEAD_WORDS + at * self.slot..][..run * self.slot];
             let mut progress = Progress { tail: &mut self.tails[cpu], slots: self.slots, limit: &ring[LIMIT] };
-            // With the size known when it is compiled, a slot costs a few instructions. What is longer costs more anyway.
+            // With the size known when it is compiled, a slot costs a few instructions. Not for each size, or compilers
+            // would make a function of `accept`, and take the way there and back for each record.
             match self.slot {
                 CALL_SLOT => progress.take(slots, CALL_SLOT, accept),
-                KEYED_SLOT => progress.take(slots, KEYED_SLOT, accept),
                 slot => progress.take(slots, slot, accept),
             }
             drop(progress);
