@@ -8,7 +8,7 @@ use std::process::{Command, exit};
 use libbpf_cargo::SkeletonBuilder;
 
 const OBJECTS: [&str; 5] = ["call", "hook", "session", "features", "feature_session"];
-const HEADERS: [&str; 15] = [
+const HEADERS: [&str; 16] = [
     "dwell.h",
     "kernel.h",
     "args.bpf.h",
@@ -20,6 +20,7 @@ const HEADERS: [&str; 15] = [
     "histogram.bpf.h",
     "inflight.bpf.h",
     "packet.bpf.h",
+    "pcap.bpf.h",
     "ring.bpf.h",
     "shared.bpf.h",
     "slowest.bpf.h",

@@ -69,6 +69,54 @@ pub enum ErrorKind {
         most: usize,
     },
 
+    /// libpcap doesn't understand an expression. It doesn't say where it went wrong.
+    #[error("libpcap doesn't understand `{}`: {message}", expression.escape_debug())]
+    #[non_exhaustive]
+    PcapSyntax {
+        /// What was to be compiled.
+        expression: String,
+        /// What libpcap has to say.
+        message: String,
+    },
+
+    /// A pcap expression takes more instructions than the kernel's table has room for.
+    #[error("the pcap expression takes {instructions} instructions, and there is room for {most}: make it simpler")]
+    #[non_exhaustive]
+    PcapTooLong {
+        /// How many it takes, as `tcpdump -d` shows them.
+        instructions: usize,
+        /// How many there may be.
+        most: usize,
+    },
+
+    /// libpcap compiles a pcap expression to what the kernel's programs can't run.
+    #[error("the pcap expression `{}` can't be a filter: {reason}", expression.escape_debug())]
+    #[non_exhaustive]
+    PcapUnsupported {
+        /// What was compiled.
+        expression: String,
+        /// What is in the way.
+        reason: &'static str,
+    },
+
+    /// The filter of a span, with that of its probe, has two pcap expressions.
+    #[error(
+        "a span can be filtered by one pcap expression, not by `{}` and `{}`: put them into one",
+        first.escape_debug(),
+        second.escape_debug()
+    )]
+    #[non_exhaustive]
+    PcapTwice {
+        /// The one.
+        first: String,
+        /// The other.
+        second: String,
+    },
+
+    /// A pcap expression was to be read by a program that was built without libpcap.
+    #[error("this program was built without pcap expressions: they need the feature `pcap` of the crate `dwell`")]
+    PcapFeature,
+
     /// What a filter names isn't on this host, as far as this process sees.
     #[error("there is no {what} `{}` here{}{}", name.escape_debug(), reason_text(reason), near_text(near, ""))]
     #[non_exhaustive]
@@ -445,7 +493,7 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 20] = [
+        let cases: [(ErrorKind, &str); 25] = [
             (
                 ErrorKind::FilterSyntax { position: 5, word: "x".into(), reason: "`x` is no port".into() },
                 "the filter can't be read at character 5: `x` is no port",
@@ -454,6 +502,26 @@ mod tests {
                 ErrorKind::FilterTooLong { tests: 40, most: 32 },
                 "the filter takes 40 tests of a packet, and there is room for 32: \
                  use prefixes and ranges in place of single addresses and ports",
+            ),
+            (
+                ErrorKind::PcapSyntax { expression: "port\n".into(), message: "syntax error".into() },
+                "libpcap doesn't understand `port\\n`: syntax error",
+            ),
+            (
+                ErrorKind::PcapTooLong { instructions: 200, most: 128 },
+                "the pcap expression takes 200 instructions, and there is room for 128: make it simpler",
+            ),
+            (
+                ErrorKind::PcapUnsupported { expression: "ip protochain 6".into(), reason: "it goes back" },
+                "the pcap expression `ip protochain 6` can't be a filter: it goes back",
+            ),
+            (
+                ErrorKind::PcapTwice { first: "ip".into(), second: "ip6".into() },
+                "a span can be filtered by one pcap expression, not by `ip` and `ip6`: put them into one",
+            ),
+            (
+                ErrorKind::PcapFeature,
+                "this program was built without pcap expressions: they need the feature `pcap` of the crate `dwell`",
             ),
             (
                 ErrorKind::NotFound {

@@ -4,6 +4,7 @@ mod compile;
 mod host;
 mod lexer;
 mod parse;
+mod pcap;
 mod primitive;
 #[cfg(test)]
 mod random;
@@ -17,8 +18,10 @@ use std::ops::{BitAnd, BitOr, Bound, Not, RangeBounds};
 use std::path::PathBuf;
 
 pub(crate) use compile::{Field, Test};
+pub(crate) use pcap::Instruction;
 pub use value::{Ports, Prefix, Protocol};
 
+use pcap::Pcap;
 use primitive::{At, End, Interface, Netns, Primitive, Side};
 
 /// Which packets to measure: plain data, from these functions or from a text.
@@ -51,6 +54,7 @@ use primitive::{At, End, Interface, Netns, Primitive, Side};
 /// | `cgroup /sys/fs/cgroup/system.slice`, `cgroup /system.slice` | the socket's cgroup, or one above it |
 /// | `mark 0x1`, `mark 0x1/0xff` | the packet's mark |
 /// | `len 100`, `len 100-200`, `less 200`, `greater 100` | the packet's length in bytes, bounds included |
+/// | `pcap "tcp[tcpflags] & tcp-syn != 0"` | what libpcap makes of it; with the feature `pcap` |
 ///
 /// `src or dst`, which is the default, and `src and dst` stand where `src` may. A protocol may stand before what is asked
 /// of its packets: `tcp port 80`, `ip6 net fe80::/10`. Numbers are decimal, or hexadecimal after `0x`; names of hosts,
@@ -309,6 +313,38 @@ impl Filter {
         Self::is(Primitive::Length { low, high })
     }
 
+    /// Packets that pass an expression of `pcap-filter(7)`, compiled by libpcap for packets that begin with their IP
+    /// header (`DLT_RAW`). Wherever the kernel is in the packet, lengths and offsets are counted from there on, and tags of
+    /// VLANs lie before it. What isn't IP, as ARP, is read from its own header on. Of a packet within another, the outer
+    /// one is looked at. libpcap looks names of hosts and ports up.
+    ///
+    /// As in libpcap, an expression that asks for what lies beyond the packet's end, or divides by zero, is false as a
+    /// whole, whatever `not` is in it; [`!`](Self::not) makes that true. Where the IP header isn't written yet, and where
+    /// it asks for what is in the packet but outside its linear part, as TCP's data often is, it can't be told: it is
+    /// neither true nor false, as any other test, and counted as [`unparsed`](crate::SpanLedger::unparsed) where that
+    /// decides.
+    ///
+    /// The kernel goes through it once for each packet, before all other tests.
+    ///
+    /// ```
+    /// use dwell::Filter;
+    ///
+    /// let opens = Filter::pcap("tcp[tcpflags] & tcp-syn != 0")?;
+    /// assert_eq!((opens & Filter::ipv4()).to_string(), "pcap \"tcp[tcpflags] & tcp-syn != 0\" and ip");
+    /// # Ok::<(), dwell::Error>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// [`PcapSyntax`](crate::ErrorKind::PcapSyntax) if libpcap doesn't understand it;
+    /// [`PcapTooLong`](crate::ErrorKind::PcapTooLong) if it takes more than 128 instructions;
+    /// [`PcapUnsupported`](crate::ErrorKind::PcapUnsupported) if it loops, as `protochain` does, or its arithmetic is
+    /// nested too deeply. `attach` fails if a span has more than one expression, its probe's included.
+    #[cfg(feature = "pcap")]
+    pub fn pcap(expression: impl AsRef<str>) -> Result<Self, crate::Error> {
+        Self::of_pcap(expression.as_ref())
+    }
+
     /// Packets that pass both; the same as `&`.
     pub fn and(self, other: Self) -> Self {
         self.joined(Join::All, other)
@@ -329,6 +365,18 @@ impl Filter {
             _ => self.parts.push(Part::Not),
         }
         self
+    }
+
+    fn of_pcap(expression: &str) -> Result<Self, crate::Error> {
+        Ok(Self::is(Primitive::Pcap(Pcap::compile(expression)?)))
+    }
+
+    /// Its pcap expressions.
+    fn pcaps(&self) -> impl Iterator<Item = &Pcap> {
+        self.parts.iter().filter_map(|part| match part {
+            Part::Is(Primitive::Pcap(pcap)) => Some(pcap),
+            _ => None,
+        })
     }
 
     fn is(primitive: Primitive) -> Self {

@@ -138,6 +138,7 @@
 //! | from 5.12 on | a lock-free table in place of a hash map, and a ring for each CPU: a fraction of the cost |
 //! | from 7.0 on | calls are paired by sessions, and never in doubt |
 //! | to build | clang 14 or later, the headers of libelf and zlib, `pkg-config` |
+//! | feature `pcap`, off by default | libpcap and its headers; it adds filters by pcap expressions, `Filter::pcap` |
 //!
 //! # Will it work here?
 //!

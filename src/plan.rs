@@ -5,7 +5,7 @@ use std::num::NonZero;
 use std::time::Duration;
 
 use crate::events::Events;
-use crate::filter::Test;
+use crate::filter::{Instruction, Test};
 use crate::group::GroupBy;
 use crate::kernel::{Function, Return, Tracepoint};
 use crate::name::Name;
@@ -27,6 +27,8 @@ pub(crate) struct SpanPlan {
     pub(crate) slowest: Option<NonZero<u32>>,
     /// Which starts are wanted; none of these: all.
     pub(crate) tests: Vec<Test>,
+    /// The pcap expression, if one of them asks for it.
+    pub(crate) pcap: Vec<Instruction>,
     /// Its events tell whose packets they are about.
     pub(crate) identified: bool,
     /// They tell what the kernel was doing as it ended.

@@ -79,7 +79,9 @@ impl<'a> Resolver<'a> {
             self.check_group(&body, by)?;
         }
         let filter = Filter::all([self.filter.cloned(), span.filter.clone()]);
-        let tests = filter.map_or(Ok(Vec::new()), |filter| filter.compile())?;
+        let tests = filter.as_ref().map_or(Ok(Vec::new()), Filter::compile)?;
+        let has_pcap = tests.iter().any(|test| test.field == Field::Pcap);
+        let pcap = filter.filter(|_| has_pcap).map_or(Vec::new(), |filter| filter.instructions());
         self.check_filter(&body, &tests)?;
         let events = span.events.unwrap_or(self.events);
         let default = match body {
@@ -105,6 +107,7 @@ impl<'a> Resolver<'a> {
             max_groups: span.max_groups as u32,
             slowest: self.slowest,
             tests,
+            pcap,
             identified,
             told: self.stories && makes_records,
             inner_headers: self.inner_headers,
@@ -232,9 +235,9 @@ impl<'a> Resolver<'a> {
         const LOCKED: &str =
             "this kernel keeps programs from reading its memory, as it does when it is locked down (confidentiality)";
         let of_thread = matches!(by, Field::Pid | Field::Tid | Field::Comm);
-        let of_packet = matches!(by, Field::Length | Field::Interface | Field::ReceiveInterface);
+        let of_packet = matches!(by, Field::Length | Field::Interface | Field::ReceiveInterface | Field::Pcap);
         let reads_memory = match subject {
-            SubjectSource::Skb => !of_packet && !matches!(by, Field::Mark | Field::Netns),
+            SubjectSource::Skb => by == Field::Pcap || !of_packet && !matches!(by, Field::Mark | Field::Netns),
             _ => by == Field::Cgroup,
         };
         match subject {

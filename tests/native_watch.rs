@@ -170,7 +170,8 @@ fn list_stages() {
 /// What can't be meant is an error on one line.
 #[test]
 fn nonsense() {
-    let cases: [(&[&str], &str); 19] = [
+    let pcap = if cfg!(feature = "pcap") { "libpcap doesn't understand `port`" } else { "--features pcap" };
+    let cases: [(&[&str], &str); 20] = [
         (&[], "the following required arguments were not provided"),
         (&["--json"], "the following required arguments were not provided"),
         (&["--span", "x"], "two hooks are needed, FROM..TO"),
@@ -195,6 +196,7 @@ fn nonsense() {
             &["--function", "ip_rcv", "--group-by", "queue"],
             "nothing can be grouped by `queue`: cpu, interface, protocol, local-port are possible",
         ),
+        (&["--function", "ip_rcv", "--pcap", "port"], pcap),
         (&["--function", "ip_rcv", "--traffic", "icmp:3"], "`icmp` is neither udp nor tcp"),
     ];
     for (arguments, text) in cases {

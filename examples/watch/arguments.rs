@@ -41,7 +41,11 @@ pub struct Arguments {
     #[arg(long, value_name = "EXPR")]
     filter: Option<Filter>,
 
-    /// Say of each event whose packet it is about; --filter implies it
+    /// Only measure packets that pass a pcap expression, such as "tcp port 443 and host 10.0.0.1"; with --filter, both
+    #[arg(long, value_name = "EXPR", value_parser = pcap)]
+    pcap: Option<Filter>,
+
+    /// Say of each event whose packet it is about; --filter and --pcap imply it
     #[arg(long)]
     identify: bool,
 
@@ -124,6 +128,16 @@ fn span(text: &str) -> Result<Span, String> {
     Ok(to.fold(span, Span::or_to))
 }
 
+#[cfg(feature = "pcap")]
+fn pcap(text: &str) -> Result<Filter, dwell::Error> {
+    Filter::pcap(text)
+}
+
+#[cfg(not(feature = "pcap"))]
+fn pcap(_: &str) -> Result<Filter, &'static str> {
+    Err("this was built without pcap expressions: build it with --features pcap")
+}
+
 impl Arguments {
     /// The probe that was asked for.
     pub fn builder(&self) -> LatencyProbeBuilder {
@@ -143,7 +157,7 @@ impl Arguments {
         if let Some(age) = self.max_age {
             builder = builder.max_age(age);
         }
-        if let Some(filter) = &self.filter {
+        for filter in self.filters() {
             builder = builder.filter(filter.clone());
         }
         if self.stack {
@@ -171,9 +185,14 @@ impl Arguments {
         }
     }
 
+    /// All of these must be passed.
+    fn filters(&self) -> impl Iterator<Item = &Filter> {
+        self.filter.iter().chain(&self.pcap)
+    }
+
     /// Whether events say whose packets they are about.
     pub fn identifies(&self) -> bool {
-        (self.wants_events() || self.wants_slowest()) && (self.identify || self.filter.is_some())
+        (self.wants_events() || self.wants_slowest()) && (self.identify || self.filters().next().is_some())
     }
 
     pub fn wants_events(&self) -> bool {

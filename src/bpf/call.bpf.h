@@ -93,6 +93,8 @@ static __always_inline int is_wanted(const __u64 *ctx, struct subject *subject)
 {
 	if (!meets_condition(ctx))
 		return 0;
+	if (cbpf_count)
+		ask_pcap(ctx, subject_source, subject_word, subject);
 	if (needs_subject && !find_subject(ctx, subject_source, subject_word, subject_sock, subject))
 		return 0;
 	return !test_count || passes(subject, counters_of(bpf_get_smp_processor_id()));

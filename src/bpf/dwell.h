@@ -181,7 +181,20 @@ enum dwell_field {
 	DWELL_TID,
 	DWELL_COMM,
 	DWELL_CGROUP,
+	DWELL_PCAP, /* all of what the pcap expression asks */
 };
+
+/* An instruction of classic BPF, as libpcap has it. */
+struct dwell_cbpf {
+	__u16 code;
+	__u8 jt;
+	__u8 jf;
+	__u32 k;
+};
+
+#define DWELL_CBPF 128
+/* Of scratch memory: a power of two. */
+#define DWELL_CBPF_WORDS 4
 
 /* How a span between two hooks ended. */
 enum dwell_outcome {
@@ -301,5 +314,6 @@ _Static_assert(sizeof(struct dwell_identity) == 96, "identity layout");
 _Static_assert(sizeof(struct dwell_identified_record) == 232, "identified record layout");
 _Static_assert(sizeof(struct dwell_full_record) == 760, "full record layout");
 _Static_assert(sizeof(struct dwell_test) == 56, "test layout");
+_Static_assert(sizeof(struct dwell_cbpf) == 8, "instruction layout");
 
 #endif

@@ -9,18 +9,13 @@
 
 #include "inflight.bpf.h"
 #include "packet.bpf.h"
+#include "pcap.bpf.h"
 
 /* How many there are; 0: all is wanted. */
 const volatile __u32 test_count = 0;
 /* Whether any of them, or an event, asks for more than the thread. */
 const volatile __u32 needs_subject = 0;
 const volatile struct dwell_test tests[DWELL_TESTS] = {};
-
-enum answer {
-	NO,
-	YES,
-	CANNOT_TELL,
-};
 
 /* What a number is that is only known if `known` is; not even then there is one where `none` is. */
 static __always_inline enum answer in_range(const volatile struct dwell_test *test, __u32 value, int is_known)
@@ -151,6 +146,8 @@ static __always_inline enum answer ask(const volatile struct dwell_test *test, c
 		return is_named(test);
 	case DWELL_CGROUP:
 		return is_in_cgroup(test, subject->cgroup);
+	case DWELL_PCAP:
+		return pcap_answer(subject);
 	}
 	return CANNOT_TELL;
 }

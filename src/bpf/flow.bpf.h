@@ -52,12 +52,12 @@ static __always_inline int has_ports(__u8 protocol)
  */
 static __always_inline void learn(struct dwell_identity *id, __u32 what)
 {
-	id->known = scalar(scalar(id->known | what));
+	id->known = any_u32(id->known | what);
 }
 
 static __always_inline void forget(struct dwell_identity *id, __u32 what)
 {
-	id->known = scalar(scalar(id->known & ~what));
+	id->known = any_u32(id->known & ~what);
 }
 
 /* What else the IP header tells, if anybody wants to know. */
@@ -105,10 +105,10 @@ static __always_inline int is_extension(__u8 next)
 	return next < 64 && extensions >> next & 1;
 }
 
-/* A number of 16 bits of which the verifier knows no more than that, so that the ways that lead to it are one again. */
+/* The same of 16 bits. */
 static __always_inline __u32 any_u16(__u32 number)
 {
-	return address(number) & 0xffff;
+	return any_u32(number) & 0xffff;
 }
 
 static __always_inline __u32 flow_of_ipv6(const struct sk_buff *skb, const __u8 *ip, __u32 at, struct dwell_flow *flow,

@@ -456,6 +456,8 @@ FUNCTION int is_wanted(const struct at *at, struct subject *subject)
 {
 	const volatile struct hook *hook = at->hook;
 
+	if (cbpf_count)
+		ask_pcap(at->run.ctx, hook->subject_source, hook->subject_word, subject);
 	if (needs_subject && !find_subject(at->run.ctx, hook->subject_source, hook->subject_word, hook->subject_sock,
 					   subject))
 		return 0;

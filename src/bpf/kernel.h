@@ -141,6 +141,7 @@ struct sk_buff {
 	__u16 network_header;
 	unsigned int tail;    /* an offset from head on 64-bit machines */
 	unsigned char *head;
+	unsigned char *data;
 };
 
 struct nf_hook_state {

@@ -80,7 +80,7 @@ macro_rules! prepare {
     ($open:expr, $context:expr) => {{
         use std::os::fd::AsFd as _;
 
-        use $crate::filter::Test;
+        use $crate::filter::{Instruction, Test};
 
         let open = &mut *$open;
         let $crate::driver::object::Context { shared, plan, room, latencies, keeper, .. } = *$context;
@@ -108,6 +108,11 @@ macro_rules! prepare {
                 let Test { field, negated, on_true, on_false, mask, low, high } = *test;
                 (to.field, to.negated, to.on_true, to.on_false) = (field as u32, negated.into(), on_true, on_false);
                 (to.mask, to.low, to.high) = (mask, low, high);
+            }
+            rodata.cbpf_count = plan.pcap.len() as u32;
+            for (to, instruction) in rodata.cbpf.iter_mut().zip(&plan.pcap) {
+                let Instruction { code, jt, jf, k } = *instruction;
+                (to.code, to.jt, to.jf, to.k) = (code, jt, jf, k);
             }
             if let Some(keeper) = keeper {
                 rodata.slowest_count = keeper.count() as u64;

@@ -2,7 +2,7 @@
 
 use super::host::Host;
 use super::primitive::{At, COMM_BYTES, End, Interface, Netns, Primitive, Side};
-use super::{Filter, Join, Part};
+use super::{Filter, Instruction, Join, Part};
 use crate::error::{Error, ErrorKind};
 
 /// How many tests there is room for in the kernel.
@@ -33,13 +33,14 @@ pub(crate) enum Field {
     Tid = 15,
     Comm = 16,
     Cgroup = 17,
+    Pcap = 18,
 }
 
 /// One test of a packet, as `struct dwell_test`.
 ///
 /// Numbers: whether `low[0] <= (value & mask[0]) <= high`. Addresses and names of threads: whether each word, taken from
 /// memory as it is and masked, is that of `low`; of addresses `high` is the IP version. Cgroups: `low` has the two halves
-/// of the id, the lower first, `high` the depth below the hierarchy's root.
+/// of the id, the lower first, `high` the depth below the hierarchy's root. Of the pcap expression nothing: there is one.
 ///
 /// What can't be known of a packet makes its test neither true nor false, and the kernel takes the ways of both. For
 /// that every NOT is at a single test: `negated` says that there is one, and that the targets have been swapped for it.
@@ -72,14 +73,15 @@ impl Field {
             Self::Tid => "tid",
             Self::Comm => "thread name",
             Self::Cgroup => "cgroup",
+            Self::Pcap => "pcap expression",
         }
     }
 }
 
 impl Test {
-    /// Whether it takes more than the thread that runs.
+    /// Whether it takes more than the thread that runs, and the packet's own bytes.
     pub(crate) fn needs_subject(&self) -> bool {
-        !matches!(self.field, Field::Pid | Field::Tid | Field::Comm)
+        !matches!(self.field, Field::Pid | Field::Tid | Field::Comm | Field::Pcap)
     }
 }
 
@@ -89,7 +91,8 @@ impl Filter {
     /// # Errors
     ///
     /// [`Config`](ErrorKind::Config) for what can't be, and for a filter that no packet passes;
-    /// [`FilterTooLong`](ErrorKind::FilterTooLong) for more than [`MAX_TESTS`]; and those of [`Host`], for what isn't here.
+    /// [`FilterTooLong`](ErrorKind::FilterTooLong) for more than [`MAX_TESTS`];
+    /// [`PcapTwice`](ErrorKind::PcapTwice) for several pcap expressions; and those of [`Host`], for what isn't here.
     pub(crate) fn compile(&self) -> Result<Vec<Test>, Error> {
         self.compile_on(&Host::new())
     }
@@ -98,6 +101,7 @@ impl Filter {
         if let Some(complaint) = self.complaint() {
             return Err(Error::config("filter", complaint));
         }
+        self.check_pcaps()?;
         let tests = self.parts.iter().map(Part::tests).sum();
         // From here on it is small, and so not deep: joins have two operands at least.
         if tests > MAX_TESTS {
@@ -112,6 +116,23 @@ impl Filter {
             node => node.write(&mut tests, ACCEPT, REJECT),
         }
         Ok(tests)
+    }
+
+    /// What its pcap expression was compiled to; nothing where there is none.
+    pub(crate) fn instructions(&self) -> Vec<Instruction> {
+        self.pcaps().next().map_or(Vec::new(), |pcap| pcap.instructions.clone())
+    }
+
+    /// That there is one at most.
+    fn check_pcaps(&self) -> Result<(), Error> {
+        let Some(first) = self.pcaps().next() else { return Ok(()) };
+        match self.pcaps().find(|other| other.instructions != first.instructions) {
+            None => Ok(()),
+            Some(second) => {
+                let [first, second] = [first, second].map(|pcap| pcap.expression.clone());
+                Err(ErrorKind::PcapTwice { first, second }.into())
+            }
+        }
     }
 
     /// The same as a tree, every NOT at a single test.
@@ -206,6 +227,7 @@ impl Node {
                 Self::leaf(Field::Mark, [*mask, u32::MAX, u32::MAX, u32::MAX], [*value, 0, 0, 0], *value)
             }
             Primitive::Length { low, high } => Self::range(Field::Length, *low, *high),
+            Primitive::Pcap(_) => number(Field::Pcap, 0),
         })
     }
 

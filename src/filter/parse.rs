@@ -26,7 +26,7 @@ enum Keyword {
     What(What),
 }
 
-const KEYWORDS: [(&str, Keyword); 27] = [
+const KEYWORDS: [(&str, Keyword); 28] = [
     ("ip", Keyword::Ipv4),
     ("ip4", Keyword::Ipv4),
     ("ipv4", Keyword::Ipv4),
@@ -54,6 +54,7 @@ const KEYWORDS: [(&str, Keyword); 27] = [
     ("length", Keyword::What(What::Length)),
     ("less", Keyword::What(What::AtMost)),
     ("greater", Keyword::What(What::AtLeast)),
+    ("pcap", Keyword::What(What::Pcap)),
 ];
 
 fn keyword(word: &str) -> Option<Keyword> {

@@ -5,6 +5,7 @@ use std::fmt;
 use std::os::unix::ffi::OsStrExt;
 use std::path::PathBuf;
 
+use super::pcap::Pcap;
 use super::value::{Ports, Prefix, Protocol};
 
 /// Which of a packet's two addresses or ports.
@@ -67,6 +68,7 @@ pub(super) enum Primitive {
         low: u32,
         high: u32,
     },
+    Pcap(Pcap),
 }
 
 /// The most bytes that the kernel keeps of a thread's name (`TASK_COMM_LEN`, without the NUL).
@@ -160,6 +162,10 @@ impl fmt::Display for Primitive {
             Self::Length { low, high: u32::MAX } => write!(f, "greater {low}"),
             Self::Length { low: 0, high } => write!(f, "less {high}"),
             Self::Length { low, high } => write!(f, "len {low}-{high}"),
+            Self::Pcap(pcap) => {
+                f.write_str("pcap ")?;
+                write_quoted(f, pcap.expression.as_bytes())
+            }
         }
     }
 }

@@ -32,6 +32,7 @@ pub(super) enum What {
     Length,
     AtMost,
     AtLeast,
+    Pcap,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -55,6 +56,7 @@ impl fmt::Display for What {
             Self::Cgroup => "a cgroup",
             Self::Mark => "a mark",
             Self::Length | Self::AtMost | Self::AtLeast => "a length",
+            Self::Pcap => "a pcap expression",
         })
     }
 }
@@ -117,6 +119,10 @@ pub(super) fn read(what: What, token: &Token<'_>) -> Result<Filter, String> {
         },
         What::AtMost => Filter::length(..=small(text, "a length")?),
         What::AtLeast => Filter::length(small(text, "a length")?..),
+        What::Pcap => {
+            let expression = String::from_utf8(bytes).map_err(|_| format!("`{}` is not UTF-8", shown(text)))?;
+            Filter::of_pcap(&expression).map_err(|error| error.to_string())?
+        }
     })
 }
 

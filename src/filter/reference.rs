@@ -188,7 +188,7 @@ fn result(test: &Test, packet: &Packet) -> Option<bool> {
             bytes[..comm.len()].copy_from_slice(comm);
             words(bytes)
         }),
-        Field::Cgroup => panic!("no filter here has one"),
+        Field::Cgroup | Field::Pcap => panic!("no filter here has one"),
     }
 }
 

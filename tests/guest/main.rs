@@ -21,6 +21,8 @@ mod match_table;
 mod output;
 mod packets;
 mod packets_selftest;
+#[cfg(feature = "pcap")]
+mod pcap;
 mod raw;
 mod sessions;
 mod slowest;
