@@ -593,7 +593,7 @@ fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool, symbols: Option<Arc<S
             span_name: plan.name,
             key: plan.key,
             has_len,
-            more: More::new(plan.identified, plan.told),
+            more: More::new(plan.key, plan.identified, plan.told),
             address: symbols.as_deref().filter(|_| plan.told).and_then(|symbols| address_of(symbols, function?)),
             name: Name::from(&*name),
             ret,

@@ -58,7 +58,7 @@ pub(crate) struct EndCodec {
     pub(crate) ret: Return,
 }
 
-/// What the records of a span have behind all that others have.
+/// What the records of a span have beside what all have.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct More {
     identity: bool,
@@ -68,11 +68,12 @@ pub(crate) struct More {
 }
 
 impl More {
-    pub(crate) const fn new(identity: bool, story: bool) -> Self {
-        let needs = match (identity, story) {
-            (_, true) => FULL,
-            (true, false) => IDENTIFIED,
-            (false, false) => 0,
+    pub(crate) const fn new(key: Key, identity: bool, story: bool) -> Self {
+        let needs = match key {
+            _ if story => FULL,
+            _ if identity => IDENTIFIED,
+            Key::Call => SHORT,
+            _ => LONG,
         };
         Self { identity, story, needs }
     }
@@ -122,11 +123,8 @@ impl Codec {
         if record.latency_ns > i64::MAX as u64 {
             return Err(Undecodable::Latency(record.latency_ns));
         }
-        let keyed = match end.key {
-            Key::Call => None,
-            _ if bytes.len() == SHORT => return Err(Undecodable::Size(SHORT)),
-            _ => Some(KeyedRecord::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?),
-        };
+        // One look tells short records from others.
+        let keyed = if end.more.needs == SHORT { None } else { end.keyed(bytes)? };
         if let Some(keyed) = keyed {
             if keyed.outcome > outcome::RELEASED {
                 return Err(Undecodable::Outcome(keyed.outcome));
@@ -135,10 +133,21 @@ impl Codec {
                 return Err(Undecodable::Flow(keyed.flow.version));
             }
         }
-        if bytes.len() < end.more.needs {
+        Ok(EventView::new(self, end, record, keyed, bytes))
+    }
+}
+
+impl EndCodec {
+    /// What a key adds to a record that isn't short.
+    #[inline]
+    fn keyed<'a>(&self, bytes: &'a [u8]) -> Result<Option<&'a KeyedRecord>, Undecodable> {
+        if bytes.len() < self.more.needs {
             return Err(Undecodable::Size(bytes.len()));
         }
-        Ok(EventView::new(self, end, record, keyed, bytes))
+        if self.key == Key::Call {
+            return Ok(None);
+        }
+        Ok(Some(KeyedRecord::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?))
     }
 }
 
@@ -206,7 +215,7 @@ mod tests {
             span_name: span_name.into(),
             key,
             has_len: true,
-            more: More::new(false, false),
+            more: More::new(key, false, false),
             address: None,
             name: name.into(),
             ret,
@@ -220,7 +229,7 @@ mod tests {
                 end(3, "flow", Key::Flow, "b", Return::Void),
                 end(4, "thread", Key::Thread, "c", Return::Void),
                 end(2, "queued", Key::Skb, "tp:kfree_skb", Return::Void),
-                EndCodec { more: More::new(true, false), ..end(0, "ip_rcv", Key::Call, "ip_rcv", INT) },
+                EndCodec { more: More::new(Key::Call, true, false), ..end(0, "ip_rcv", Key::Call, "ip_rcv", INT) },
             ],
             drop_reasons: BTreeMap::from([(8, "NETFILTER_DROP".into())]),
             symbols: Some(Arc::new(Symbolizer::canned(

@@ -157,9 +157,11 @@ struct Progress<'a> {
 impl Progress<'_> {
     /// Hands the records of so large slots to `accept`, up to one that isn't whole.
     #[inline(always)]
-    fn take(&mut self, slots: &[AtomicU64], slot: usize, accept: &mut impl FnMut(&[u8])) {
-        for words in slots.chunks_exact(slot) {
+    fn take(&mut self, mut slots: &[AtomicU64], slot: usize, accept: &mut impl FnMut(&[u8])) {
+        // Chunks would be counted first, by a division.
+        while let Some((words, rest)) = slots.split_at_checked(slot) {
             let Some((whole, record)) = words.split_first() else { break };
+            slots = rest;
             if whole.load(Ordering::Acquire) != *self.tail + 1 {
                 break;
             }
