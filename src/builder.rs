@@ -178,7 +178,9 @@ impl LatencyProbeBuilder {
     /// [kept](Self::keep_slowest): to walk a stack takes some microseconds, after the end has been measured, and a record
     /// 760 bytes. Calls that make no record pay little more than without.
     ///
-    /// Names for addresses take `CAP_SYSLOG`, unless `kernel.kptr_restrict` is 0; without, stacks are addresses.
+    /// Each takes memory, up to 2 KiB, which clones of its event share. Names for addresses take `CAP_SYSLOG`, unless
+    /// `kernel.kptr_restrict` is 0; without, stacks are addresses. They are looked up as the event is made: for the slowest,
+    /// that is when they are asked for, and a module that has gone meanwhile has no names any more.
     ///
     /// ```no_run
     /// use std::time::Duration;
@@ -337,7 +339,8 @@ impl LatencyProbeBuilder {
 
     /// How many events the channel holds. Defaults to 16,384.
     ///
-    /// Its memory (about 290 bytes for each) is allocated by `attach`. While it is full, events are dropped and counted
+    /// Its memory (about 290 bytes for each) is allocated by `attach`; [stories](Self::stories) come on top, up to 2 KiB for
+    /// each. While it is full, events are dropped and counted
     /// as [`channel_dropped`](crate::SpanLedger::channel_dropped). With [`in_batches`](Self::in_batches) it is rounded up
     /// to whole batches, two at least, and memory is taken as batches fill. With a callback it has no effect.
     ///
@@ -353,7 +356,7 @@ impl LatencyProbeBuilder {
     /// [`LatencyProbe::events`]. Defaults to one by one; 1,024 is a good size, and larger ones gain nothing.
     ///
     /// For high rates: sending and receiving takes a fraction of the time for each event, and no memory is allocated once
-    /// batches go round. A batch is handed over when it is full, or when there are no more events at the moment and no
+    /// batches go round, but for stories. A batch is handed over when it is full, or when there are no more events at the moment and no
     /// other batch waits to be received. So at a low rate events come as soon as one by one, and no later than 100 ms after
     /// the program has received what was before them. Batches can't be waited for in crossbeam's `select!`.
     ///

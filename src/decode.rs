@@ -230,6 +230,7 @@ mod tests {
                 end(4, "thread", Key::Thread, "c", Return::Void),
                 end(2, "queued", Key::Skb, "tp:kfree_skb", Return::Void),
                 EndCodec { more: More::new(Key::Call, true, false), ..end(0, "ip_rcv", Key::Call, "ip_rcv", INT) },
+                EndCodec { more: More::new(Key::Call, false, true), ..end(0, "ip_rcv", Key::Call, "ip_rcv", INT) },
             ],
             drop_reasons: BTreeMap::from([(8, "NETFILTER_DROP".into())]),
             symbols: Some(Arc::new(Symbolizer::canned(
@@ -327,6 +328,44 @@ mod tests {
         assert_eq!(event(&long).identity, None);
     }
 
+    /// A story comes last, behind the places of a key and an identity, of which a call may have neither; whatever its
+    /// bytes are, there is a line for it.
+    #[test]
+    fn decodes_stories() {
+        let mut words = [0xaaaa_aaaa_aaaa_aaaa_u64; size_of::<FullRecord>() / 8];
+        let short = bytes(&Record { end: 7, suspect: 0, ..record() });
+        for (word, bytes) in words.iter_mut().zip(short.chunks_exact(8)) {
+            *word = u64::from_ne_bytes(bytes.try_into().unwrap());
+        }
+        const STORY: usize = size_of::<IdentifiedRecord>() / 8;
+        let codec = codec();
+        let mut story = |switches: u64, context: u32, len: u32| {
+            words[STORY] = switches;
+            words[STORY + 1] = u64::from(len) << 32 | u64::from(context);
+            words[STORY + 2] = 0xdead_beef_ffff_0010;
+            let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_ne_bytes()).collect();
+            let mut aligned = Box::new(Longest([0; size_of::<FullRecord>()]));
+            aligned.0.copy_from_slice(&bytes);
+            let view = codec.view(&aligned.0).unwrap();
+            assert_eq!((view.identity(), view.key()), (None, EventKey::Call));
+            assert!(!view.to_string().is_empty());
+            for len in (0..size_of::<FullRecord>()).step_by(8) {
+                assert_eq!(codec.view(&aligned.0[..len]).err(), Some(Undecodable::Size(len)));
+            }
+            view.to_event().story.unwrap()
+        };
+        let told = story(2, 1, 8);
+        assert_eq!(told.to_string(), "task, switched out 2 times");
+        assert_eq!(told.stack.to_string(), "nf_hook_slow.cold+0x10");
+        for (switches, context, len) in [(0, 0, 0), (u64::MAX, u32::MAX, u32::MAX), (1 << 63, 6, 7), (3, 5, 1 << 31)] {
+            assert_eq!(story(switches, context, len).stack.frames(), [], "{len}");
+        }
+        assert!(story(0, 2, 512).stack.is_cut());
+    }
+
+    #[repr(align(8))]
+    struct Longest([u8; size_of::<FullRecord>()]);
+
     /// As the kernel writes it: the members in order, in the machine's byte order.
     fn bytes_of_identity(raw: &crate::wire::RawIdentity) -> Vec<u8> {
         let flow = raw.flow;
@@ -368,7 +407,7 @@ mod tests {
         assert_eq!(event(&keyed(4, 1 << 32 | 17, 0, 0, &none)).key, EventKey::Thread(17));
         assert_eq!(event(&keyed(4, 2 << 32 | 1, 0, 0, &none)).key, EventKey::Idle(1));
         assert_eq!(decode(&keyed(2, 1, 4, 0, &none)), Err(Undecodable::Outcome(4)));
-        assert_eq!(decode(&keyed(7, 1, 0, 0, &none)), Err(Undecodable::End(7)));
+        assert_eq!(decode(&keyed(8, 1, 0, 0, &none)), Err(Undecodable::End(8)));
         let dropped = event(&keyed(5, 1, outcome::DROPPED, 8, &none));
         assert_eq!((dropped.span, dropped.ended_at), ("queued".into(), "tp:kfree_skb".into()));
         // It is no value that anything returned.

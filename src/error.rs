@@ -113,10 +113,6 @@ pub enum ErrorKind {
         second: String,
     },
 
-    /// A pcap expression was to be read by a program that was built without libpcap.
-    #[error("this program was built without pcap expressions: they need the feature `pcap` of the crate `dwell`")]
-    PcapFeature,
-
     /// What a filter names isn't on this host, as far as this process sees.
     #[error("there is no {what} `{}` here{}{}", name.escape_debug(), reason_text(reason), near_text(near, ""))]
     #[non_exhaustive]
@@ -493,7 +489,7 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 25] = [
+        let cases: [(ErrorKind, &str); 24] = [
             (
                 ErrorKind::FilterSyntax { position: 5, word: "x".into(), reason: "`x` is no port".into() },
                 "the filter can't be read at character 5: `x` is no port",
@@ -518,10 +514,6 @@ mod tests {
             (
                 ErrorKind::PcapTwice { first: "ip".into(), second: "ip6".into() },
                 "a span can be filtered by one pcap expression, not by `ip` and `ip6`: put them into one",
-            ),
-            (
-                ErrorKind::PcapFeature,
-                "this program was built without pcap expressions: they need the feature `pcap` of the crate `dwell`",
             ),
             (
                 ErrorKind::NotFound {

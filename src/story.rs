@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use crate::kernel::{Symbol, Symbolizer};
+use crate::kernel::{PROGRAMS, Symbol, Symbolizer};
 use crate::wire::{RawStory, context};
 
 /// What the kernel was doing as a span ended, see [`stories`](crate::LatencyProbeBuilder::stories).
@@ -31,7 +31,8 @@ pub struct Story {
     /// but for interrupts. Of calls, and of spans by thread; `None` for others, whose ends may be met by other threads,
     /// and under the lockdown mode `confidentiality`.
     ///
-    /// A call in a softirq belongs to the thread that was interrupted, which can't be switched out meanwhile.
+    /// A call in a softirq belongs to the thread that was interrupted, which can't be switched out meanwhile (but with
+    /// `PREEMPT_RT`).
     pub switches: Option<u64>,
     /// The kernel's stack at the end.
     pub stack: KernelStack,
@@ -39,7 +40,7 @@ pub struct Story {
 
 impl Story {
     /// `function` is the address of the one at which it ended, if it was one.
-    pub(crate) fn new(raw: &RawStory, same_thread: bool, symbols: Option<&Symbolizer>, function: Option<u64>) -> Self {
+    pub(crate) fn new(raw: &RawStory, symbols: Option<&Symbolizer>, function: Option<u64>) -> Self {
         let context = match raw.context {
             context::TASK => Some(CpuContext::Task),
             context::SOFTIRQ => Some(CpuContext::Softirq),
@@ -48,7 +49,7 @@ impl Story {
             context::IDLE => Some(CpuContext::Idle),
             _ => None,
         };
-        let switches = (same_thread && raw.switches != RawStory::UNKNOWN_SWITCHES).then_some(raw.switches);
+        let switches = (raw.switches != RawStory::UNKNOWN_SWITCHES).then_some(raw.switches);
         Self { context, switches, stack: KernelStack::new(raw, symbols, function) }
     }
 }
@@ -69,8 +70,7 @@ impl fmt::Display for Story {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum CpuContext {
-    /// The thread that the event names, in a system call mostly. With `PREEMPT_RT` this is also where softirqs run that
-    /// have threads of their own.
+    /// The thread that the event names, in a system call mostly, or one that polls a network device (threaded NAPI).
     Task,
     /// A softirq, such as that of the network; the thread that the event names was interrupted by it, or is `ksoftirqd`.
     Softirq,
@@ -104,7 +104,7 @@ impl fmt::Display for CpuContext {
 /// Where in its code the kernel was, from the innermost function to the outermost.
 ///
 /// It begins with the function at which the span ended, or that had the tracepoint; the probe's own programs, and what
-/// the kernel calls them by, are left out. A [`LatencyEvent`](crate::LatencyEvent) shares it with its clones.
+/// the kernel calls them by, are left out. Without symbols there is no telling them apart, and all is there. A [`LatencyEvent`](crate::LatencyEvent) shares it with its clones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KernelStack {
     frames: Vec<Frame>,
@@ -131,11 +131,12 @@ impl KernelStack {
             |&address: &u64| Frame { address, symbol: symbols.and_then(|symbols| symbols.resolve_return(address)) };
         let mut frames: Vec<_> = addresses.iter().map(frame).collect();
         // If there are no symbols at all, there is no telling which these are.
-        let own = frames.iter().take(OWN_FRAMES).position(|frame| !frame.is_own()).unwrap_or(0);
-        frames.drain(..own);
+        let own = frames.iter().take(OWN_FRAMES).position(|frame| !frame.is_own());
+        frames.drain(..own.unwrap_or(0));
         // On newer kernels (7.3) a function may jump to the probe's programs instead of calling them, and isn't on the stack.
         let begins = |frame: &Frame| frame.symbol.map(|symbol| frame.address.wrapping_sub(symbol.offset));
-        if let Some(address) = function.filter(|_| frames.first().is_some_and(|first| begins(first) != function)) {
+        let is_missing = own.is_some() && frames.first().is_some_and(|first| begins(first) != function);
+        if let Some(address) = function.filter(|_| is_missing) {
             let symbol = symbols.and_then(|symbols| symbols.resolve(address));
             frames.insert(0, Frame { address, symbol });
         }
@@ -148,6 +149,7 @@ impl KernelStack {
     }
 
     /// Whether there may be more, further out: of a stack the innermost 64 frames are kept, some of which are the probe's.
+    /// Where `kernel.perf_event_max_stack` is less than that (it is 127 by default), so many are kept, and this says `false`.
     pub fn is_cut(&self) -> bool {
         self.is_cut
     }
@@ -171,7 +173,7 @@ impl Frame {
     fn is_own(&self) -> bool {
         const CALLERS: [&str; 4] = ["bpf_trace_run", "__bpf_trace_", "__traceiter_", "bpf_trampoline_"];
         let Some(Symbol { name, module, .. }) = self.symbol else { return true };
-        module.is_some_and(|module| module == "bpf") || CALLERS.iter().any(|prefix| name.starts_with(prefix))
+        module.is_some_and(|module| module == PROGRAMS) || CALLERS.iter().any(|prefix| name.starts_with(prefix))
     }
 }
 
@@ -260,16 +262,15 @@ ffffffffc0003000 t bpf_trampoline_42\t[bpf]
     /// What is unknown is `None`, whatever number stands for it.
     #[test]
     fn contexts() {
-        let told = |context, switches, same| {
+        let told = |context, switches| {
             let raw = RawStory { context, switches, ..story(&[]) };
-            Story::new(&raw, same, None, None)
+            Story::new(&raw, None, None)
         };
-        assert_eq!(told(2, 0, true).to_string(), "softirq");
-        assert_eq!(told(1, 1, true).to_string(), "task, switched out once");
-        assert_eq!(told(1, 2, true).to_string(), "task, switched out 2 times");
-        assert_eq!(told(1, 2, false).switches, None);
-        assert_eq!(told(1, u64::MAX, true).switches, None);
-        let contexts: Vec<_> = (0..8).map(|context| told(context, 0, true).context).collect();
+        assert_eq!(told(2, 0).to_string(), "softirq");
+        assert_eq!(told(1, 1).to_string(), "task, switched out once");
+        assert_eq!(told(1, 2).to_string(), "task, switched out 2 times");
+        assert_eq!(told(1, u64::MAX).switches, None);
+        let contexts: Vec<_> = (0..8).map(|context| told(context, 0).context).collect();
         use CpuContext::{Hardirq, Idle, Nmi, Softirq, Task};
         assert_eq!(contexts, [None, Some(Task), Some(Softirq), Some(Hardirq), Some(Nmi), Some(Idle), None, None]);
     }

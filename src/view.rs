@@ -143,9 +143,8 @@ impl<'a> EventView<'a> {
 
     /// See [`LatencyEvent::story`]. Looks the stack's symbols up, each time.
     pub fn story(&self) -> Option<Story> {
-        let same_thread = matches!(self.end.key, Key::Call | Key::Thread);
         let symbols = self.codec.symbols.as_deref();
-        self.end.more.story(self.bytes).map(|story| Story::new(story, same_thread, symbols, self.end.address))
+        self.end.more.story(self.bytes).map(|story| Story::new(story, symbols, self.end.address))
     }
 
     /// A copy of all of it, to keep.

@@ -78,7 +78,12 @@ static __always_inline void tell(struct dwell_record *r, const struct run *run, 
 {
 	struct dwell_story *story = &((struct dwell_full_record *)r)->story;
 
-	story->switches = same_thread && reads_memory ? run->stint - start->stint : DWELL_UNKNOWN_SWITCHES;
+	__u64 switches = run->stint - start->stint;
+
+	/* More than that, and it isn't the same task, or it has got another number. */
+	if (!same_thread || !reads_memory || switches >> 32)
+		switches = DWELL_UNKNOWN_SWITCHES;
+	story->switches = switches;
 	story->bytes = fetch_story((void *)run->ctx, story);
 }
 

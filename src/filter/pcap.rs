@@ -19,6 +19,7 @@ mod part {
     pub(super) const JMP: u16 = 0x05;
     pub(super) const RET: u16 = 0x06;
     pub(super) const MODE: u16 = 0xe0;
+    pub(super) const ABS: u16 = 0x20;
     pub(super) const MEM: u16 = 0x60;
     pub(super) const OP: u16 = 0xf0;
     pub(super) const JA: u16 = 0x00;
@@ -46,8 +47,8 @@ impl Pcap {
     /// # Errors
     ///
     /// [`PcapSyntax`](ErrorKind::PcapSyntax) if libpcap doesn't understand it; [`PcapTooLong`](ErrorKind::PcapTooLong)
-    /// and [`PcapUnsupported`](ErrorKind::PcapUnsupported) for what the kernel's programs can't run;
-    /// [`PcapFeature`](ErrorKind::PcapFeature) without the feature.
+    /// and [`PcapUnsupported`](ErrorKind::PcapUnsupported) for what the kernel's programs can't run. Without the feature
+    /// nothing can be compiled, and the error says so.
     pub(super) fn compile(expression: &str) -> Result<Self, Error> {
         Self::checked(expression, &libpcap(expression)?)
     }
@@ -63,6 +64,11 @@ impl Pcap {
             return Err(
                 unsupported("it goes back, as `protochain` does, and the kernel's programs only go ahead").into()
             );
+        }
+        if instructions.iter().any(Instruction::is_ancillary) {
+            let reason = "it asks for what isn't in the packet, as `inbound`, `outbound` and `ifindex` do; filters have \
+                          `interface` and `received_on` for that";
+            return Err(unsupported(reason).into());
         }
         let instructions = with_few_words(instructions)
             .ok_or_else(|| unsupported("its arithmetic is nested too deeply: it takes more than 4 numbers at once"))?;
@@ -80,6 +86,12 @@ impl Instruction {
             _ => 0,
         };
         at.saturating_add(ahead) < len - 1
+    }
+
+    /// Whether it loads what Linux keeps beside a packet, by offsets that no packet has (`SKF_AD_OFF`).
+    fn is_ancillary(&self) -> bool {
+        let is_load = matches!(self.code & part::CLASS, part::LD | part::LDX);
+        is_load && self.code & part::MODE == part::ABS && (self.k as i32) < 0
     }
 
     /// The word of scratch memory that it reads or writes.
@@ -144,8 +156,9 @@ fn read(text: &str) -> Option<Instruction> {
 }
 
 #[cfg(not(feature = "pcap"))]
-fn libpcap(_: &str) -> Result<Vec<Instruction>, Error> {
-    Err(ErrorKind::PcapFeature.into())
+fn libpcap(expression: &str) -> Result<Vec<Instruction>, Error> {
+    let reason = "this program was built without libpcap, which takes the feature `pcap` of the crate `dwell`";
+    Err(ErrorKind::PcapUnsupported { expression: expression.to_owned(), reason }.into())
 }
 
 #[cfg(test)]

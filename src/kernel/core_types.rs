@@ -108,6 +108,9 @@ mod tests {
         for name in ["sk_buff", "sock", "task_struct", "in6_addr"] {
             assert!(names.contains(&name), "{names:?}");
         }
+        // None is written otherwise, which would be missed.
+        let declarations = DECLARATIONS.lines().filter(|line| line.starts_with("struct ") && line.contains('{'));
+        assert_eq!(names.len(), declarations.count());
         assert_eq!(essential("sk_buff___old"), "sk_buff");
     }
 

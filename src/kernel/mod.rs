@@ -24,7 +24,7 @@ pub(crate) use lookup::{Function, Kernel, Tracepoint};
 pub(crate) use preempt::PreemptCount;
 pub(crate) use signature::{Param, Return, Signature};
 pub use symbolizer::Symbol;
-pub(crate) use symbolizer::Symbolizer;
+pub(crate) use symbolizer::{PROGRAMS, Symbolizer};
 pub(crate) use symbols::why_not_attached;
 
 use crate::error::{Capability, Error, ErrorKind};

@@ -80,8 +80,6 @@ struct Held {
     next_look: Instant,
     next_reading: Instant,
     pause: Duration,
-    /// It lacks what this process has added to the kernel since.
-    is_outdated: bool,
 }
 
 impl Symbolizer {
@@ -101,8 +99,7 @@ impl Symbolizer {
         // The modules first: what comes meanwhile makes it read once more, instead of being missed.
         let modules = (source.modules)();
         let table = (source.kallsyms)();
-        let held =
-            Held { table, modules, next_look: now + LOOK, next_reading: now + READ, pause: READ, is_outdated: false };
+        let held = Held { table, modules, next_look: now + LOOK, next_reading: now + READ, pause: READ };
         Self { source, held: Mutex::new(held) }
     }
 
@@ -132,10 +129,11 @@ impl Symbolizer {
         held.table.variables.iter().find(|(variable, _)| *variable == name).map(|&(_, address)| address)
     }
 
-    /// To be called once programs were attached. Where these end, isn't listed, so that what is behind one would be taken
-    /// for it: the next look-up reads all again.
+    /// To be called once programs were attached, which have symbols, too. Reads all again.
     pub(crate) fn note_programs(&self) {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner).is_outdated = true;
+        // Others may look addresses up meanwhile.
+        let table = (self.source.kallsyms)();
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).replace(table);
     }
 
     /// Where a function begins. Takes a millisecond.
@@ -145,13 +143,12 @@ impl Symbolizer {
 
     fn resolve_at(&self, address: u64, now: Instant) -> Option<Symbol> {
         let mut held = self.held.lock().unwrap_or_else(PoisonError::into_inner);
-        if held.is_outdated {
-            self.read(&mut held);
-        }
         let found = held.table.find(address);
         // What is in the kernel itself stays where it is. Modules come and go, and another's code takes the place.
         let stays = found.is_some_and(|symbol| symbol.module.is_none());
-        if stays || now < held.next_look || !self.read_again(&mut held, found.is_some(), now) {
+        // Known ones mustn't take each look away from those that aren't.
+        let due = if found.is_some() { held.next_look } else { held.next_look.min(held.next_reading) };
+        if stays || now < due || !self.read_again(&mut held, found.is_some(), now) {
             return found;
         }
         let found = held.table.find(address);
@@ -169,18 +166,18 @@ impl Symbolizer {
             return false;
         }
         held.modules = modules;
-        self.read(held);
+        held.replace((self.source.kallsyms)());
         true
     }
+}
 
-    fn read(&self, held: &mut Held) {
-        held.is_outdated = false;
-        let table = (self.source.kallsyms)();
+impl Held {
+    fn replace(&mut self, table: Table) {
         if table.addresses.is_empty() {
             // This process has given up its privileges since. What the kernel itself has is still true.
-            held.table.forget_modules();
+            self.table.forget_modules();
         } else {
-            held.table = table;
+            self.table = table;
         }
     }
 }
@@ -220,6 +217,8 @@ struct Table {
     variables: Vec<(&'static str, u64)>,
 }
 
+/// What is written in the place of a module for eBPF programs, and for what calls them.
+pub(crate) const PROGRAMS: &str = "bpf";
 /// In the place of a name: from this address on there is something else.
 const NOT_CODE: u32 = u32::MAX;
 
@@ -274,7 +273,8 @@ impl Table {
         let n = next.checked_sub(1)?;
         let (name, module) = split(self.name(n)?);
         let offset = address - self.addresses.get(n)?;
-        let goes_on = self.name(next).is_some_and(|next| split(next).1 == module);
+        // What is behind a program may be one that has come since, or what calls it.
+        let goes_on = module != Some(PROGRAMS) && self.name(next).is_some_and(|next| split(next).1 == module);
         (goes_on || offset < LONGEST_LAST).then(|| Symbol { name: name.into(), module: module.map(Name::from), offset })
     }
 
@@ -422,6 +422,8 @@ ffffffffc0000400 t nft_last.cold\t[nf_tables]
         assert_eq!(at(0x9000, 5_999), (Some("m0"), 1), "it was looked at less than a second ago");
         assert_eq!(at(0x1000, 6_000), (Some("a"), 1));
         assert_eq!(at(0x9000, 6_000), (Some("m1"), 2));
+        // Who asks for a known one first doesn't keep the other from being read.
+        assert_eq!((at(0x9000, 7_500), at(0x8_0000, 7_500)), ((Some("m1"), 2), (None, 3)));
         // Nobody knows this one: after 1 s, 2 s, 4 s and so on.
         let mut readings = Vec::new();
         for ms in (7_000..200_000).step_by(500) {
@@ -430,7 +432,7 @@ ffffffffc0000400 t nft_last.cold\t[nf_tables]
                 readings.push(ms / 1000);
             }
         }
-        assert_eq!(readings, [7, 9, 13, 21, 37, 69, 133, 197]);
+        assert_eq!(readings, [9, 13, 21, 37, 69, 133, 197]);
         LOADED.store(2, Ordering::Relaxed);
         assert_eq!(at(0x9000, 201_000).0, Some("m2"), "however long nothing has been of use");
     }

@@ -60,6 +60,9 @@ fn by_expression() {
         // 20 bytes of IP, 8 of UDP.
         ("ip_rcv", "udp and len == 328", 1),
         ("ip_rcv", "ip[0] & 0xf = 5 and udp[0] << 8 | udp[1] > 0 and ip[2:2] - (ip[0] & 0xf) * 4 = udp[4:2]", 2),
+        // Of everything that it can calculate something.
+        ("ip_rcv", "udp and ((ip[9] ^ 1) * 2) % 7 == 4 and ip[9] << 1 >> 1 == 17 and -1 + ip[9] >= 16", 2),
+        ("ip_rcv", "udp and ip[9] << (ip[9] + 15) == 0 and (ip[9] | 0x20) & 0x31 > 48", 2),
         // Division by zero, and what lies beyond the packet, aren't errors but a no.
         ("ip_rcv", "udp and ip[0] / (ip[9] - 17) = 0", 0),
         ("ip_rcv", "udp and ip[60] = 0", 1),

@@ -81,10 +81,10 @@ fn interrupts_and_idle() {
         let probe = LatencyProbe::builder().function(function).stories().attach().unwrap();
         let events = probe.events().clone();
         eventually(function, || !events.is_empty());
-        let (_, ledger) = finish(probe);
-        assert!(ledger.spans[0].completed > 0);
-        for event in events.iter().take(20) {
-            let story = story(&event);
+        let (events, _) = finish(probe);
+        assert!(!events.is_empty());
+        for event in &events {
+            let story = story(event);
             assert_eq!(story.context, Some(context), "{event}");
             assert!(context != CpuContext::Idle || event.tid == 0, "{event}");
             assert_eq!(functions(story)[0], function, "{}", story.stack);

@@ -65,7 +65,7 @@ mod with_libpcap {
     use crate::filter::compile::Field;
     use crate::filter::random::Random;
 
-    /// What the kernel's program does, see `pcap.bpf.h`.
+    /// As the kernel's program does it, see `pcap.bpf.h`.
     fn passes(instructions: &[Instruction], packet: &[u8]) -> bool {
         let (mut a, mut x, mut words, mut pc) = (0_u32, 0_u32, [0_u32; WORDS], 0);
         loop {
@@ -177,6 +177,10 @@ mod with_libpcap {
             "len - ip[2] > 30 and -ip[1] > 0xffffff80",
             "ip[1] + (ip[2] + (ip[3] + (ip[4] + ip[5]))) > 600",
             "tcp or (udp and (ip[8] > 60 or ip6[7] > 60))",
+            "udp and ((ip[9] ^ 1) * 2) % 7 == 4",
+            "udp and ip[9] << 1 >> 1 == 17",
+            "udp and -1 + ip[9] >= 16",
+            "udp and ip[9] << (ip[9] + 15) == 0 and (ip[9] | 0x20) & 0x31 > 48",
             "",
         ];
         let mut random = Random::new(1);
@@ -206,7 +210,9 @@ mod with_libpcap {
         assert_eq!(expression, "port 80 and adn");
         assert!(!message.is_empty(), "{syntax}");
         assert!(matches!(error("a\0b").kind(), ErrorKind::PcapSyntax { .. }));
-        assert!(matches!(error("ip6 protochain 6").kind(), ErrorKind::PcapUnsupported { .. }));
+        for expression in ["ip6 protochain 6", "inbound", "not outbound", "tcp or ifindex 3"] {
+            assert!(matches!(error(expression).kind(), ErrorKind::PcapUnsupported { .. }), "{expression}");
+        }
         assert!(matches!(
             error("ip[1]+(ip[2]+(ip[3]+(ip[4]+(ip[5]+ip[6])))) > 7").kind(),
             ErrorKind::PcapUnsupported { .. }
