@@ -8,9 +8,9 @@ use std::time::Duration;
 use crossbeam_channel::bounded;
 
 use crate::batch;
-use crate::decode::{Codec, EndCodec, More, Place, SpanCodec};
+use crate::decode::{Codec, EndCodec, Place, SpanCodec};
 use crate::delivery::{Callback, Delivery};
-use crate::driver::{self, Reader, Records, Shared, Wishes};
+use crate::driver::{self, Reader, Shared, Wishes};
 use crate::error::Error;
 use crate::events::{Events, LONGEST};
 use crate::filter::Filter;
@@ -465,7 +465,7 @@ impl LatencyProbeBuilder {
         let streamed = || plans.iter().filter(|plan| plan.events.are_wanted());
         let wishes = Wishes {
             ring_bytes: streamed().next().map(|_| self.bytes_of_rings()),
-            records: streamed().map(Records::of).max().unwrap_or(Records::OfCalls),
+            records: streamed().map(|plan| plan.more().needs).max().unwrap_or(0),
             typed: access.types,
             headers: access.headers,
             preempt_count,
@@ -596,7 +596,7 @@ fn codec(kernel: &Kernel, plans: &[SpanPlan], typed: bool, symbols: Option<Arc<S
             span_name: plan.name,
             key: plan.key,
             has_len,
-            more: More::new(plan.key, plan.identified, plan.told),
+            more: plan.more(),
             address: symbols.as_deref().filter(|_| plan.told).and_then(|symbols| address_of(symbols, function?)),
             name: Name::from(&*name),
             ret,

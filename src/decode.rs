@@ -11,7 +11,10 @@ use crate::kernel::{Return, Symbolizer};
 use crate::name::Name;
 use crate::span::Key;
 use crate::view::EventView;
-use crate::wire::{FullRecord, IdentifiedRecord, KeyedRecord, RawFlow, RawIdentity, RawStory, Record, outcome};
+use crate::wire::{
+    FULL, FullRecord, IDENTIFIED, IdentifiedRecord, KeyedRecord, LONG, RawFlow, RawIdentity, RawStory, Record, SHORT,
+    outcome,
+};
 
 /// What reading a probe's records takes.
 #[derive(Debug, Clone, Default)]
@@ -63,8 +66,8 @@ pub(crate) struct EndCodec {
 pub(crate) struct More {
     identity: bool,
     story: bool,
-    /// The least bytes of a record that has it.
-    needs: usize,
+    /// The bytes of a record that has it.
+    pub(crate) needs: usize,
 }
 
 impl More {
@@ -150,12 +153,6 @@ impl EndCodec {
         Ok(Some(KeyedRecord::from_bytes(bytes).map_err(|_| Undecodable::Alignment)?))
     }
 }
-
-/// The lengths of records: of calls, with a key, with an identity, and with a story.
-const SHORT: usize = size_of::<Record>();
-const LONG: usize = size_of::<KeyedRecord>();
-const IDENTIFIED: usize = size_of::<IdentifiedRecord>();
-const FULL: usize = size_of::<FullRecord>();
 
 /// 0 is "not dropped yet", and what is left where a kernel gives no reasons.
 pub(crate) fn drop_reason(codec: &Codec, code: u32) -> Option<DropReason> {

@@ -4,6 +4,7 @@ use std::fmt;
 use std::num::NonZero;
 use std::time::Duration;
 
+use crate::decode::More;
 use crate::events::Events;
 use crate::filter::{Instruction, Test};
 use crate::group::GroupBy;
@@ -51,6 +52,11 @@ impl SpanPlan {
     /// Whether what is completed makes records, as events or to be kept.
     pub(crate) fn makes_records(&self) -> bool {
         self.events.are_wanted() || self.slowest.is_some()
+    }
+
+    /// What its records have beside what all have.
+    pub(crate) fn more(&self) -> More {
+        More::new(self.key, self.identified, self.told)
     }
 
     /// Whether one thread meets both ends.

@@ -104,7 +104,8 @@ impl fmt::Display for CpuContext {
 /// Where in its code the kernel was, from the innermost function to the outermost.
 ///
 /// It begins with the function at which the span ended, or that had the tracepoint; the probe's own programs, and what
-/// the kernel calls them by, are left out. Without symbols there is no telling them apart, and all is there. A [`LatencyEvent`](crate::LatencyEvent) shares it with its clones.
+/// the kernel calls them by, are left out. Without symbols there is no telling them apart, and all is there. A
+/// [`LatencyEvent`](crate::LatencyEvent) shares it with its clones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct KernelStack {
     frames: Vec<Frame>,

@@ -164,6 +164,12 @@ pub(crate) struct FullRecord {
     pub(crate) story: RawStory,
 }
 
+/// The bytes of records: of calls, with a key, with an identity, and with a story.
+pub(crate) const SHORT: usize = size_of::<Record>();
+pub(crate) const LONG: usize = size_of::<KeyedRecord>();
+pub(crate) const IDENTIFIED: usize = size_of::<IdentifiedRecord>();
+pub(crate) const FULL: usize = size_of::<FullRecord>();
+
 /// How a span between two hooks ended: `enum dwell_outcome`.
 pub(crate) mod outcome {
     pub(crate) const REACHED: u32 = 0;

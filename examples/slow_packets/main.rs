@@ -4,20 +4,22 @@
 
 #[path = "../shared/events.rs"]
 mod events;
+#[path = "../shared/interrupt.rs"]
+mod interrupt;
 mod tell;
 #[path = "../shared/traffic.rs"]
 mod traffic;
 
 use std::collections::BTreeMap;
 use std::error::Error;
-use std::io::{self, Write as _};
+use std::io::{self, Write};
 use std::process::ExitCode;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::Parser;
 use crossbeam_channel::{bounded, never, select};
-use dwell::{Filter, LatencyProbe, Stage};
+use dwell::{Filter, LatencyEvent, LatencyProbe, Stage};
 use humantime::parse_duration;
 
 use traffic::Traffic;
@@ -87,10 +89,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let (interrupt, interrupted) = bounded(1);
-    ctrlc::set_handler(move || {
-        let _ = interrupt.try_send(());
-    })?;
+    let interrupted = interrupt::interrupted()?;
 
     let stages = if arguments.stages.is_empty() { &STAGES[..] } else { &arguments.stages };
     let mut builder = LatencyProbe::builder().min_latency(arguments.over).identify().stories().best_effort();
@@ -109,7 +108,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     eprintln!("waiting for packets that take {:?} or longer", arguments.over);
 
     let (finish, finished) = bounded(1);
-    let mut finished = match arguments.traffic {
+    let finished = match arguments.traffic {
         Some(traffic) => {
             thread::spawn(move || finish.send(traffic.run()));
             finished
@@ -119,34 +118,31 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
     let end = arguments.duration.and_then(|duration| Instant::now().checked_add(duration));
     let time_is_up = end.map_or_else(never, crossbeam_channel::at);
     let events = probe.events().clone();
-    let mut probe = Some(probe);
-    let mut ledger = None;
-    let mut told = 0;
     let mut out = io::stdout().lock();
-    while arguments.count.is_none_or(|count| told < count) {
-        // Once it is stopped, what it has seen until then is still told.
-        let mut stop = || ledger = probe.take().map(LatencyProbe::stop).or(ledger.take());
+    let mut told = 0;
+    let is_enough = |told| arguments.count.is_some_and(|count| told >= count);
+    while !is_enough(told) {
         select! {
             recv(events) -> event => {
                 let Ok(event) = event else { break };
-                if arguments.json {
-                    writeln!(out, "{}", events::to_json(&event))?;
-                } else {
-                    tell::story(&mut out, &event)?;
-                }
-                out.flush()?;
-                told += 1;
+                tell(&mut out, &event, arguments.json)?;
             }
-            recv(interrupted) -> _ => stop(),
-            recv(time_is_up) -> _ => stop(),
+            recv(interrupted) -> _ => break,
+            recv(time_is_up) -> _ => break,
             recv(finished) -> result => {
                 result??;
-                finished = never();
-                stop();
+                break;
             }
         }
+        told += 1;
     }
-    let ledger = probe.take().map(LatencyProbe::stop).or(ledger).ok_or("the probe is gone")?;
+    // What it has seen until it is stopped is still told.
+    let ledger = probe.stop();
+    while !is_enough(told) {
+        let Ok(event) = events.recv() else { break };
+        tell(&mut out, &event, arguments.json)?;
+        told += 1;
+    }
     let all: u64 = ledger.spans.iter().map(|span| span.completed).sum();
     eprintln!("{told} {}, of {all} ways through a stage", if told == 1 { "story" } else { "stories" });
     // Where there may have been more.
@@ -155,4 +151,13 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
         eprintln!("slow_packets: not all may have been told: {span}");
     }
     Ok(())
+}
+
+fn tell(out: &mut impl Write, event: &LatencyEvent, json: bool) -> io::Result<()> {
+    if json {
+        writeln!(out, "{}", events::to_json(event))?;
+    } else {
+        tell::story(out, event)?;
+    }
+    out.flush()
 }

@@ -15,13 +15,9 @@ pub fn story(out: &mut impl Write, event: &LatencyEvent) -> io::Result<()> {
     }
     writeln!(out, "    ended    at {} {}", event.ended_at, whereabouts(event))?;
     let Some(story) = &event.story else { return writeln!(out) };
-    let mut label = "stack";
-    for frame in story.stack.frames() {
+    for (n, frame) in story.stack.to_string().lines().enumerate() {
+        let label = if n == 0 { "stack" } else { "" };
         writeln!(out, "    {label:8} {frame}")?;
-        label = "";
-    }
-    if story.stack.is_cut() {
-        writeln!(out, "    {label:8} ...")?;
     }
     writeln!(out)
 }

@@ -7,6 +7,8 @@ mod arguments;
 #[path = "../shared/events.rs"]
 mod events;
 mod histograms;
+#[path = "../shared/interrupt.rs"]
+mod interrupt;
 mod output;
 mod stages;
 #[path = "../shared/traffic.rs"]
@@ -55,10 +57,7 @@ fn run(arguments: &Arguments) -> Result<(), Box<dyn std::error::Error>> {
         return Ok(stages::list(arguments.json)?);
     }
 
-    let (interrupt, interrupted) = bounded(1);
-    ctrlc::set_handler(move || {
-        let _ = interrupt.try_send(());
-    })?;
+    let interrupted = interrupt::interrupted()?;
 
     let probe = arguments.builder().attach()?;
     for failure in probe.failures() {

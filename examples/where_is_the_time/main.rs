@@ -2,6 +2,8 @@
 //!
 //! `sudo target/debug/examples/where_is_the_time`
 
+#[path = "../shared/interrupt.rs"]
+mod interrupt;
 mod nesting;
 mod report;
 #[path = "../shared/traffic.rs"]
@@ -49,10 +51,7 @@ fn main() -> ExitCode {
 }
 
 fn run(arguments: &Arguments) -> Result<(), Box<dyn Error>> {
-    let (interrupt, interrupted) = bounded(1);
-    ctrlc::set_handler(move || {
-        let _ = interrupt.try_send(());
-    })?;
+    let interrupted = interrupt::interrupted()?;
 
     // No machine has all of them: what can't be measured here is left out, and named at the end.
     let stages = Stage::ALL.iter().filter(|stage| stage.is_receive() || report::WAITING.contains(stage));

@@ -39,8 +39,7 @@ use self::types::CoreTypes;
 use crate::error::{Capability, Error};
 use crate::kernel::{self, PreemptCount};
 use crate::pairing::Store;
-use crate::plan::{Body, SpanPlan};
-use crate::wire::{FullRecord, IdentifiedRecord, KeyedRecord, Record, RingHead};
+use crate::wire::RingHead;
 
 /// The key of an array's only element.
 const FIRST_KEY: [u8; 4] = [0; 4];
@@ -84,8 +83,8 @@ type Watched = Arc<Mutex<Vec<Weak<StateMaps>>>>;
 pub(crate) struct Wishes {
     /// The rings' size, as asked for; `None`: nobody wants events.
     pub(crate) ring_bytes: Option<usize>,
-    /// The largest records of its spans.
-    pub(crate) records: Records,
+    /// The bytes of the largest records of its spans.
+    pub(crate) records: usize,
     /// Tracepoints' arguments can be followed.
     pub(crate) typed: bool,
     /// Calls may be paired by sessions.
@@ -94,37 +93,6 @@ pub(crate) struct Wishes {
     pub(crate) headers: bool,
     /// For those that tell for whom CPUs work.
     pub(crate) preempt_count: Option<PreemptCount>,
-}
-
-/// What records have, each more than the one before.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) enum Records {
-    OfCalls,
-    Keyed,
-    Identified,
-    Full,
-}
-
-impl Records {
-    /// What those of a span have.
-    pub(crate) fn of(plan: &SpanPlan) -> Self {
-        match plan.body {
-            _ if plan.told => Self::Full,
-            _ if plan.identified => Self::Identified,
-            Body::Hooks(_) => Self::Keyed,
-            Body::Calls(_) => Self::OfCalls,
-        }
-    }
-
-    /// The bytes of one.
-    fn bytes(self) -> usize {
-        match self {
-            Self::OfCalls => size_of::<Record>(),
-            Self::Keyed => size_of::<KeyedRecord>(),
-            Self::Identified => size_of::<IdentifiedRecord>(),
-            Self::Full => size_of::<FullRecord>(),
-        }
-    }
 }
 
 impl Shared {
@@ -148,10 +116,8 @@ impl Shared {
             let bytes = match store {
                 Store::HashMap => ring_size(bytes),
                 Store::Table => {
-                    rings = Some(
-                        Rings::create(bytes, cpus, stride(wishes.records.bytes()) as u32)
-                            .context("creating the rings")?,
-                    );
+                    rings =
+                        Some(Rings::create(bytes, cpus, stride(wishes.records) as u32).context("creating the rings")?);
                     page_size() as u32
                 }
             };

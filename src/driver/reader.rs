@@ -20,7 +20,7 @@ use super::{FIRST_KEY, SET, Shared, Watched, errno, system_error};
 use crate::decode::Codec;
 use crate::delivery::Delivery;
 use crate::error::Error;
-use crate::wire::FullRecord;
+use crate::wire::FULL;
 
 /// Records taken in one go; after each go the wish to stop is looked at.
 const GO: usize = 4096;
@@ -168,7 +168,7 @@ impl Worker {
             builder.add(kernel_ring, accept)?;
             builder.build()
         });
-        let records_of_ring = || kernel_ring.max_entries() as usize / (RING_HEADER + size_of::<FullRecord>());
+        let records_of_ring = || kernel_ring.max_entries() as usize / (RING_HEADER + FULL);
         let room = rings.as_ref().map_or_else(records_of_ring, CpuRings::slots);
         let longest_pause = Duration::from_micros(room as u64).clamp(LONGEST_PAUSE_AT_LEAST, LONGEST_PAUSE_AT_MOST);
         Ok(Self {

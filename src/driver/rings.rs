@@ -21,7 +21,7 @@ use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 use rustix::param::page_size;
 
 use crate::prefetch;
-use crate::wire::{FullRecord, IdentifiedRecord, KeyedRecord, Record, RingHead};
+use crate::wire::{FULL, IDENTIFIED, LONG, RingHead, SHORT};
 
 const WORD: usize = size_of::<u64>();
 const HEAD: usize = offset_of!(RingHead, head) / WORD;
@@ -38,12 +38,9 @@ pub(super) const fn stride(record: usize) -> usize {
     WORD + record
 }
 
-/// Of a call's record, of any, of any with an identity, and of any with a story.
-pub(super) const CALL_STRIDE: usize = stride(size_of::<Record>());
-const KEYED_STRIDE: usize = stride(size_of::<KeyedRecord>());
-const IDENTIFIED_STRIDE: usize = stride(size_of::<IdentifiedRecord>());
-const FULL_STRIDE: usize = stride(size_of::<FullRecord>());
-/// The first in words.
+/// Of a call's record.
+pub(super) const CALL_STRIDE: usize = stride(SHORT);
+/// The same in words.
 const CALL_SLOT: usize = CALL_STRIDE / WORD;
 
 /// The reading end of all CPUs' rings.
@@ -65,8 +62,8 @@ pub(super) struct CpuRings {
 impl CpuRings {
     /// Maps a new map with an element of `value_size` bytes for each of `cpus` CPUs: `slots` slots of `stride` bytes each.
     pub(super) fn map(fd: impl AsFd, cpus: usize, value_size: usize, slots: usize, stride: usize) -> Result<Self> {
-        let whole =
-            value_size % WORD == 0 && [CALL_STRIDE, KEYED_STRIDE, IDENTIFIED_STRIDE, FULL_STRIDE].contains(&stride);
+        let strides = [SHORT, LONG, IDENTIFIED, FULL].map(self::stride);
+        let whole = value_size % WORD == 0 && strides.contains(&stride);
         let needed = slots.checked_mul(stride).and_then(|slots| slots.checked_add(size_of::<RingHead>()));
         let fits = needed.is_some_and(|needed| needed <= value_size) && slots.is_power_of_two();
         if !whole || !fits || cpus == 0 {

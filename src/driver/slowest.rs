@@ -9,13 +9,13 @@ use libbpf_rs::{MapCore as _, MapFlags, MapHandle, MapType};
 use rustix::thread::{MembarrierCommand, membarrier};
 
 use super::doubt::Doubt;
-use super::{FIRST_KEY, Records, create_flag, create_map, possible_cpus, system_error};
+use super::{FIRST_KEY, create_flag, create_map, possible_cpus, system_error};
 use crate::decode::Codec;
 use crate::error::Error;
 use crate::event::{LatencyEvent, MonotonicTime};
 use crate::plan::SpanPlan;
 use crate::slowest::Slowest;
-use crate::wire::{FullRecord, SlowestHead, words};
+use crate::wire::{FULL, SlowestHead, words};
 
 /// The banks of each CPU.
 const BANKS: u64 = 2;
@@ -50,13 +50,13 @@ struct Asked {
 
 /// A record that was kept, where every record begins at a multiple of 8 bytes.
 #[repr(align(8))]
-struct Aligned([u8; size_of::<FullRecord>()]);
+struct Aligned([u8; FULL]);
 
 impl Keeper {
     /// `None`: of this span none are wanted.
     pub(super) fn create(plan: &SpanPlan) -> libbpf_rs::Result<Option<Self>> {
         let Some(count) = plan.slowest else { return Ok(None) };
-        let shape = Shape { count: count.get() as usize, record: Records::of(plan).bytes() };
+        let shape = Shape { count: count.get() as usize, record: plan.more().needs };
         let cpus = possible_cpus() as u32;
         let places = create_map(MapType::Array, "dwell_slowest", 4, shape.element() as u32, BANKS as u32 * cpus, 0)?;
         let asked = Asked { generation: 0, doubt: Doubt::new(), unkept: [0; BANKS as usize] };
@@ -152,7 +152,7 @@ impl Shape {
 
 /// The event that a record tells of, and whether its pair isn't certain by itself.
 fn decode(codec: &Codec, span: usize, record: &[u8]) -> Option<(LatencyEvent, bool)> {
-    let mut aligned = Aligned([0; size_of::<FullRecord>()]);
+    let mut aligned = Aligned([0; FULL]);
     let bytes = aligned.0.get_mut(..record.len())?;
     bytes.copy_from_slice(record);
     let view = codec.view(bytes).ok().filter(|view| view.index() == span)?;
@@ -162,7 +162,7 @@ fn decode(codec: &Codec, span: usize, record: &[u8]) -> Option<(LatencyEvent, bo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::wire::{IdentifiedRecord, KeyedRecord, Record};
+    use crate::wire::{IDENTIFIED, LONG, SHORT};
 
     /// An element of places, each of a rank and the latency of its record.
     fn element(shape: Shape, places: &[(u64, u64)]) -> Vec<u8> {
@@ -178,9 +178,7 @@ mod tests {
     /// Free places have no record, and one whose rank isn't that of its latency isn't whole.
     #[test]
     fn records() {
-        let sizes =
-            [size_of::<Record>(), size_of::<KeyedRecord>(), size_of::<IdentifiedRecord>(), size_of::<FullRecord>()];
-        for record in sizes {
+        for record in [SHORT, LONG, IDENTIFIED, FULL] {
             let shape = Shape { count: 4, record };
             let bytes = element(shape, &[(0, 7), (1, 0), (5, 4), (6, 6)]);
             let latency = |record: &[u8]| u64::from_ne_bytes(record[8..16].try_into().unwrap());
@@ -208,9 +206,9 @@ mod tests {
     #[test]
     fn sizes() {
         let bytes = |record| 2 * Shape { count: 1, record }.element();
-        assert_eq!(bytes(size_of::<Record>()), 128 + 176);
-        assert_eq!(bytes(size_of::<KeyedRecord>()), 128 + 288);
-        assert_eq!(bytes(size_of::<IdentifiedRecord>()), 128 + 480);
-        assert_eq!(bytes(size_of::<FullRecord>()), 128 + 1_536);
+        assert_eq!(bytes(SHORT), 128 + 176);
+        assert_eq!(bytes(LONG), 128 + 288);
+        assert_eq!(bytes(IDENTIFIED), 128 + 480);
+        assert_eq!(bytes(FULL), 128 + 1_536);
     }
 }
