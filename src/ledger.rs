@@ -1,6 +1,7 @@
 //! The account of every started span.
 
 use std::fmt;
+use std::ops::Sub;
 
 use crate::name::Name;
 
@@ -11,7 +12,7 @@ use crate::name::Name;
 ///
 /// - calls of the function, or runs of `from` that have the key = `started` + `missed`
 /// - `started` = `completed` + `doubtful` + `abandoned` + `overwritten` + `mismatched` + `expired` + `untracked` +
-///   `open`
+///   `open` (in a [difference](Ledger::since), `started` + `open_before`)
 /// - `emitted` + `below_threshold` + `unsampled` = `completed` + `doubtful`, and `abandoned` if events are made of
 ///   those
 /// - `emitted` = `delivered` + `ring_dropped` + `channel_dropped` + `withheld`
@@ -21,8 +22,21 @@ use crate::name::Name;
 /// what is left, so the third sum is a definition. `open` is counted, too, but not where calls are paired by
 /// [`Session`](crate::Pairing::Session): there it follows from other numbers, as the shares of `missed` and
 /// `missed_exits` do, and the second sum is a definition as well. Otherwise the sums are checks.
-/// [`SpanLedger::is_balanced`] makes them, but for the first, which takes a count of the calls. While calls are
-/// running, a snapshot may be off by the calls that were between two counters.
+/// [`check`](Ledger::check) makes them, but for the first, which takes a count of the calls. While calls are running, a
+/// snapshot may be off by the calls that were between two counters.
+///
+/// ```no_run
+/// use std::time::Duration;
+/// use dwell::LatencyProbe;
+///
+/// let probe = LatencyProbe::builder().function("ip_rcv").attach()?;
+/// let earlier = probe.ledger();
+/// std::thread::sleep(Duration::from_secs(10));
+/// // What these ten seconds were like.
+/// println!("{}", &probe.ledger() - &earlier);
+/// probe.stop().check()?;
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Ledger {
@@ -41,6 +55,8 @@ pub struct SpanLedger {
     pub span: Name,
     /// Calls whose entry was seen; runs of `from` that had the key.
     pub started: u64,
+    /// In a [difference](Ledger::since): starts from before, whose end hadn't been seen by then. Else 0.
+    pub open_before: u64,
     /// Those of which start and end were seen and matched: the latencies that are known. They are in the histogram.
     pub completed: u64,
     /// Those of which an event was made, or would have been but for want of room.
@@ -112,16 +128,110 @@ pub struct SpanLedger {
     pub missed_releases: u64,
 }
 
+/// A sum of a ledger that doesn't hold; see [`Ledger::check`].
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{span}: {total} is {left}, but {parts} are {right}: {account}")]
+#[non_exhaustive]
+pub struct Imbalance {
+    /// The span whose sum it is.
+    pub span: Name,
+    /// The counter, or counters, on the one side,
+    pub total: &'static str,
+    /// and on the other.
+    pub parts: &'static str,
+    /// What the one side comes to,
+    pub left: u128,
+    /// and the other.
+    pub right: u128,
+    /// The span's account, as text.
+    pub account: String,
+}
+
+/// Counters can't overflow this.
+fn sum<const N: usize>(counters: [u64; N]) -> u128 {
+    counters.into_iter().map(u128::from).sum()
+}
+
 impl SpanLedger {
-    /// Whether the sums hold, as they must at rest.
+    /// Makes the sums, which must hold at rest: see [`Ledger`].
+    ///
+    /// # Errors
+    ///
+    /// The first of them that doesn't hold.
+    pub fn check(&self) -> Result<(), Imbalance> {
+        let met = sum([self.completed, self.doubtful]);
+        let decided = sum([self.emitted, self.below_threshold, self.unsampled]);
+        // Whether events are made of what was abandoned, the ledger doesn't say.
+        let abandoned = if decided > met { self.abandoned } else { 0 };
+        let lost = [self.abandoned, self.overwritten, self.mismatched, self.expired, self.untracked, self.open];
+        self.hold(
+            ("started + open_before", sum([self.started, self.open_before])),
+            (
+                "completed + doubtful + abandoned + overwritten + mismatched + expired + untracked + open",
+                met + sum(lost),
+            ),
+        )?;
+        self.hold(
+            ("emitted + below_threshold + unsampled", decided),
+            ("completed + doubtful (+ abandoned)", met + u128::from(abandoned)),
+        )?;
+        self.hold(
+            ("emitted", self.emitted.into()),
+            (
+                "delivered + ring_dropped + channel_dropped + withheld",
+                sum([self.delivered, self.ring_dropped, self.channel_dropped, self.withheld]),
+            ),
+        )
+    }
+
+    fn hold(&self, (total, left): (&'static str, u128), (parts, right): (&'static str, u128)) -> Result<(), Imbalance> {
+        if left == right {
+            return Ok(());
+        }
+        Err(Imbalance { span: self.span, total, parts, left, right, account: self.to_string() })
+    }
+
+    /// Whether the sums hold, as they must at rest: whether [`check`](Self::check) finds nothing.
     pub fn is_balanced(&self) -> bool {
-        let early = [self.doubtful, self.abandoned, self.overwritten, self.mismatched, self.expired, self.untracked];
-        let ended = self.completed + early.iter().sum::<u64>() + self.open;
-        let handed_over = [self.delivered, self.ring_dropped, self.channel_dropped, self.withheld];
-        let wanted = self.emitted + self.below_threshold + self.unsampled;
-        let abandoned = wanted.checked_sub(self.completed + self.doubtful);
-        let decided = abandoned.is_some_and(|abandoned| abandoned == 0 || abandoned == self.abandoned);
-        self.started == ended && decided && self.emitted == handed_over.iter().sum::<u64>()
+        self.check().is_ok()
+    }
+
+    /// What came after an earlier account of the same span: see [`Ledger::since`].
+    pub fn since(&self, earlier: &Self) -> Self {
+        // `open` is a state, all others only grow. (Shares that are estimated may shrink a little.)
+        macro_rules! difference {
+            ($($counter:ident),*) => {
+                Self {
+                    span: self.span,
+                    open: self.open,
+                    open_before: earlier.open,
+                    $($counter: self.$counter.saturating_sub(earlier.$counter)),*
+                }
+            };
+        }
+        difference!(
+            started,
+            completed,
+            emitted,
+            below_threshold,
+            unsampled,
+            delivered,
+            ring_dropped,
+            channel_dropped,
+            withheld,
+            abandoned,
+            untracked,
+            overwritten,
+            mismatched,
+            doubtful,
+            expired,
+            unmatched,
+            unkeyed,
+            unparsed,
+            missed,
+            missed_exits,
+            missed_releases
+        )
     }
 
     /// Whether every start that met its end is a known latency, every event that was wanted was delivered, and none was
@@ -136,6 +246,7 @@ impl SpanLedger {
     pub fn counters(&self) -> impl Iterator<Item = (&'static str, u64)> {
         [
             ("started", self.started),
+            ("open_before", self.open_before),
             ("completed", self.completed),
             ("emitted", self.emitted),
             ("below_threshold", self.below_threshold),
@@ -187,9 +298,40 @@ impl Ledger {
         self.spans.iter().find(|account| account.span == span)
     }
 
+    /// Makes the sums of every span, which must hold at rest, and so after [`stop`](crate::LatencyProbe::stop).
+    ///
+    /// # Errors
+    ///
+    /// The first of them that doesn't hold. While calls are running, that may only be due to those between two counters.
+    pub fn check(&self) -> Result<(), Imbalance> {
+        self.spans.iter().try_for_each(SpanLedger::check)
+    }
+
     /// Whether the sums hold for every span, as they must at rest, and every record could be read.
     pub fn is_balanced(&self) -> bool {
-        self.undecodable == 0 && self.spans.iter().all(SpanLedger::is_balanced)
+        self.undecodable == 0 && self.check().is_ok()
+    }
+
+    /// What came after an earlier ledger of the same probe, which `&later - &earlier` is, too.
+    ///
+    /// The sums hold for it as well, with what was open at that time as [`open_before`](SpanLedger::open_before). Spans are
+    /// told by their names; one that the earlier ledger doesn't have is taken as a whole.
+    pub fn since(&self, earlier: &Self) -> Self {
+        let since =
+            |account: &SpanLedger| earlier.get(&account.span).map_or_else(|| account.clone(), |e| account.since(e));
+        Self {
+            spans: self.spans.iter().map(since).collect(),
+            undecodable: self.undecodable.saturating_sub(earlier.undecodable),
+        }
+    }
+}
+
+/// [`Ledger::since`].
+impl Sub for &Ledger {
+    type Output = Ledger;
+
+    fn sub(self, earlier: Self) -> Ledger {
+        self.since(earlier)
     }
 }
 
@@ -216,7 +358,8 @@ mod tests {
     fn account() -> SpanLedger {
         SpanLedger {
             span: "ip_rcv".into(),
-            started: 100,
+            started: 90,
+            open_before: 10,
             completed: 75,
             emitted: 66,
             below_threshold: 13,
@@ -245,8 +388,9 @@ mod tests {
     #[test]
     fn balance() {
         assert!(account().is_balanced());
-        let bend: [fn(&mut SpanLedger); 16] = [
+        let bend: [fn(&mut SpanLedger); 17] = [
             |a| a.started += 1,
+            |a| a.open_before += 1,
             |a| a.completed += 1,
             |a| a.emitted += 1,
             |a| a.below_threshold += 1,
@@ -275,12 +419,50 @@ mod tests {
     /// What is zero isn't shown, but for the counters that everybody wants to see.
     #[test]
     fn reads_well() {
-        let text = "ip_rcv: started 100 completed 75 emitted 66 below_threshold 13 unsampled 7 delivered 59 \
+        let text = "ip_rcv: started 90 open_before 10 completed 75 emitted 66 below_threshold 13 unsampled 7 delivered 59 \
                     ring_dropped 2 channel_dropped 3 withheld 2 abandoned 6 untracked 4 overwritten 1 mismatched 2 \
                     doubtful 5 expired 4 open 3 unmatched 4 unkeyed 5 unparsed 6 missed_exits 1";
         assert_eq!(account().to_string(), text);
         let ledger = Ledger { spans: vec![account(), account()], undecodable: 1 };
         assert_eq!(ledger.to_string(), format!("{text}\n{text}\nundecodable records: 1"));
+    }
+
+    /// What doesn't hold is told with its two sides.
+    #[test]
+    fn imbalance() {
+        let bent = SpanLedger { delivered: 60, ..account() };
+        let text = bent.check().unwrap_err().to_string();
+        let begins =
+            "ip_rcv: emitted is 66, but delivered + ring_dropped + channel_dropped + withheld are 67: ip_rcv: ";
+        assert!(text.starts_with(begins), "{text}");
+        assert!(Ledger { spans: vec![account(), bent], undecodable: 0 }.check().is_err());
+        // No number is too large to be added.
+        let absurd = SpanLedger { completed: u64::MAX, doubtful: u64::MAX, ..account() };
+        assert_eq!(absurd.check().unwrap_err().right, 2 * u128::from(u64::MAX) + 20);
+    }
+
+    /// A difference adds up where both ledgers do, and what was open then is part of it.
+    #[test]
+    fn difference() {
+        let earlier =
+            SpanLedger { started: 90, open_before: 0, completed: 65, emitted: 56, delivered: 49, ..account() };
+        let later = SpanLedger {
+            started: 100,
+            open_before: 0,
+            completed: 76,
+            emitted: 67,
+            delivered: 60,
+            open: 2,
+            ..account()
+        };
+        let [earlier, later] = [earlier, later].map(|account| Ledger { spans: vec![account], undecodable: 0 });
+        assert_eq!((earlier.check(), later.check()), (Ok(()), Ok(())));
+        let between = &later - &earlier;
+        assert_eq!(between.to_string(), "ip_rcv: started 10 open_before 3 completed 11 delivered 11 open 2");
+        assert!(between.is_balanced());
+        // A span that wasn't there before, and nothing at all.
+        let none = Ledger::default();
+        assert_eq!((&later - &none, &none - &later), (later.clone(), none));
     }
 
     /// Accounts are found by the span's name.

@@ -244,7 +244,7 @@ pub use histogram::{Bucket, Histogram};
 pub use hook::Hook;
 pub use identity::Identity;
 pub use kernel::Symbol;
-pub use ledger::{Ledger, SpanLedger};
+pub use ledger::{Imbalance, Ledger, SpanLedger};
 pub use name::Name;
 pub use pairing::{Pairing, Store};
 pub use probe::{Failure, LatencyProbe, SpanInfo};

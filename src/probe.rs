@@ -253,6 +253,7 @@ impl LatencyProbe {
             SpanLedger {
                 span: info.name,
                 started: counters.started,
+                open_before: 0,
                 completed,
                 emitted,
                 below_threshold,
