@@ -93,6 +93,12 @@ impl BatchSender {
         true
     }
 
+    /// So many events will be taken, however slowly the program reads.
+    pub(crate) fn room(&self) -> usize {
+        let batches = self.waiting.saturating_sub(self.full.len());
+        self.size.saturating_sub(self.filling.len()) + batches.saturating_mul(self.size)
+    }
+
     /// For when there are no more events at the moment: hands over what there is, unless others wait already to be
     /// received. Batches that are hardly filled would take as much room as full ones.
     pub(crate) fn flush(&mut self) {

@@ -57,6 +57,7 @@ pub struct LatencyProbeBuilder {
     ring_bytes: Option<usize>,
     channel_capacity: usize,
     events_per_batch: Option<usize>,
+    backpressure: bool,
 }
 
 const IN_FLIGHT: RangeInclusive<usize> = 1..=1 << 20;
@@ -84,6 +85,7 @@ impl LatencyProbeBuilder {
             ring_bytes: None,
             channel_capacity: 16_384,
             events_per_batch: None,
+            backpressure: false,
         }
     }
 
@@ -352,6 +354,22 @@ impl LatencyProbeBuilder {
         self
     }
 
+    /// While the channel is full, or the batches are, the reader waits for the program instead of dropping events. Defaults
+    /// to dropping.
+    ///
+    /// Then the rings fill up, and the kernel's programs drop what finds no room: so nothing is dropped until both are full,
+    /// and what is counts as [`ring_dropped`](crate::SpanLedger::ring_dropped). The traffic never waits. Which to choose:
+    /// without backpressure the newest events are lost that find the channel full, of any CPU; with it, those of the
+    /// busiest CPUs. It takes no more memory.
+    ///
+    /// A program that begins to read again is noticed after 16 ms at most, so the channel should hold what may come in
+    /// that time. [`stop`](LatencyProbe::stop) waits half a second for the program to read, and drops what is left. With a
+    /// callback this has no effect: the reader always waits for it.
+    pub fn backpressure(mut self) -> Self {
+        self.backpressure = true;
+        self
+    }
+
     /// Hands events over in batches of up to so many, by [`LatencyProbe::batches`] instead of
     /// [`LatencyProbe::events`]. Defaults to one by one; 1,024 is a good size, and larger ones gain nothing.
     ///
@@ -380,14 +398,15 @@ impl LatencyProbeBuilder {
     /// up, and only then are programs loaded (but for trials that end at once, the first time in a process).
     pub fn attach(self) -> Result<LatencyProbe, Error> {
         self.validate()?;
+        let backpressure = self.backpressure;
         let (delivery, receivers) = match self.events_per_batch {
             None => {
                 let (sender, events) = bounded(self.channel_capacity);
-                (Delivery::Events(sender), Receivers { events, ..Receivers::closed() })
+                (Delivery::Events { sender, backpressure }, Receivers { events, ..Receivers::closed() })
             }
             Some(size) => {
                 let (sender, batches) = batch::channel(size, self.channel_capacity);
-                (Delivery::Batches(sender), Receivers { batches, ..Receivers::closed() })
+                (Delivery::Batches { sender, backpressure }, Receivers { batches, ..Receivers::closed() })
             }
         };
         self.attach_to(delivery, receivers)
@@ -398,8 +417,11 @@ impl LatencyProbeBuilder {
     ///
     /// The cheapest way to have events: nothing is copied, sent or allocated. While `callback` runs, nothing else is read;
     /// if it takes too long, the ring fills up, and events are dropped and counted as
-    /// [`ring_dropped`](crate::SpanLedger::ring_dropped). [`LatencyProbe::stop`] waits for it. It mustn't wait for the
-    /// thread that drops the probe.
+    /// [`ring_dropped`](crate::SpanLedger::ring_dropped). It may stop the probe, or drop it.
+    ///
+    /// [`LatencyProbe::stop`] has it called with what is left, for half a second at most; later events count as
+    /// [`channel_dropped`](crate::SpanLedger::channel_dropped). It waits no longer for a callback that doesn't return: the
+    /// thread is left to itself then, and ends, with the memory of the rings, when the callback returns.
     ///
     /// If it panics, that is caught, and it isn't called again: the event at which it did so counts as
     /// [`delivered`](crate::SpanLedger::delivered), later ones as

@@ -1,4 +1,5 @@
-//! How events get from the reader to the program: one of three ways. None of them waits.
+//! How events get from the reader to the program: one of three ways. None of them waits within; with backpressure the reader
+//! asks for room first.
 
 use std::fmt;
 use std::mem;
@@ -18,31 +19,41 @@ pub(crate) struct Callback(Option<Box<Function>>);
 
 /// The way to the program.
 pub(crate) enum Delivery {
-    Events(Sender<LatencyEvent>),
-    Batches(BatchSender),
+    Events { sender: Sender<LatencyEvent>, backpressure: bool },
+    Batches { sender: BatchSender, backpressure: bool },
     Callback(Callback),
 }
 
 impl Delivery {
-    /// Hands one event over; whether it was taken. For many at once see `Intake::take`.
-    pub(crate) fn deliver(&mut self, view: &EventView<'_>) -> bool {
+    /// With backpressure so many events will be taken for sure.
+    pub(crate) fn room(&self) -> usize {
         match self {
-            Self::Events(sender) => sender.try_send(view.to_event()).is_ok(),
-            Self::Batches(sender) => sender.push(|| view.to_event()),
-            Self::Callback(callback) => !matches!(callback.guard(|function| function(view)), Called::Never),
+            Self::Events { sender, backpressure: true } => {
+                sender.capacity().unwrap_or(usize::MAX).saturating_sub(sender.len())
+            }
+            Self::Batches { sender, backpressure: true } => sender.room(),
+            _ => usize::MAX,
+        }
+    }
+
+    /// Whether the reader may have to wait for the program.
+    pub(crate) fn is_patient(&self) -> bool {
+        match self {
+            Self::Events { backpressure, .. } | Self::Batches { backpressure, .. } => *backpressure,
+            Self::Callback(_) => true,
         }
     }
 
     /// For when there are no more events at the moment.
     pub(crate) fn flush(&mut self) {
-        if let Self::Batches(sender) = self {
+        if let Self::Batches { sender, .. } = self {
             sender.flush();
         }
     }
 
     /// Whether events were taken that the program can't have yet.
     pub(crate) fn is_pending(&self) -> bool {
-        matches!(self, Self::Batches(sender) if sender.is_pending())
+        matches!(self, Self::Batches { sender, .. } if sender.is_pending())
     }
 }
 
@@ -81,8 +92,8 @@ impl Callback {
 impl fmt::Debug for Delivery {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Self::Events(_) => "Events",
-            Self::Batches(_) => "Batches",
+            Self::Events { .. } => "Events",
+            Self::Batches { .. } => "Batches",
             Self::Callback(_) => "Callback",
         })
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use super::doubt::Doubt;
 use super::rings::CpuRings;
 use super::state::Programs;
+use super::stop::Stop;
 use super::tally::{SpanTally, Tally};
 use crate::decode::Codec;
 use crate::delivery::{Called, Delivery};
@@ -15,19 +16,70 @@ use crate::view::EventView;
 /// A record of this length only says that there are others to be read.
 const DOORBELL: usize = 8;
 
+/// Where records are.
+pub(super) trait Source {
+    /// Hands each to `accept`. How many it were.
+    fn each(&mut self, accept: impl FnMut(&[u8])) -> usize;
+
+    /// So many at most.
+    fn most(&self) -> usize;
+}
+
+/// Up to so many of the CPUs' rings.
+pub(super) struct FromRings<'a>(pub(super) &'a mut CpuRings, pub(super) usize);
+
+impl Source for FromRings<'_> {
+    #[inline(always)]
+    fn each(&mut self, accept: impl FnMut(&[u8])) -> usize {
+        self.0.take(self.1, accept)
+    }
+
+    fn most(&self) -> usize {
+        self.1
+    }
+}
+
+/// One of the kernel's ring buffer.
+pub(super) struct One<'a>(pub(super) &'a [u8]);
+
+impl Source for One<'_> {
+    fn each(&mut self, mut accept: impl FnMut(&[u8])) -> usize {
+        if self.0.len() != DOORBELL {
+            accept(self.0);
+        }
+        1
+    }
+
+    fn most(&self) -> usize {
+        1
+    }
+}
+
 /// From a record to the program.
 pub(super) struct Intake {
     codec: Arc<Codec>,
     delivery: Delivery,
     tally: Arc<Tally>,
     programs: Arc<Programs>,
+    stop: Arc<Stop>,
     doubts: Vec<Doubt>,
 }
 
 impl Intake {
-    pub(super) fn new(codec: Arc<Codec>, delivery: Delivery, tally: Arc<Tally>, programs: Arc<Programs>) -> Self {
+    pub(super) fn new(
+        codec: Arc<Codec>,
+        delivery: Delivery,
+        tally: Arc<Tally>,
+        programs: Arc<Programs>,
+        stop: Arc<Stop>,
+    ) -> Self {
         let doubts = codec.spans.iter().map(|_| Doubt::new()).collect();
-        Self { codec, delivery, tally, programs, doubts }
+        Self { codec, delivery, tally, programs, stop, doubts }
+    }
+
+    /// So many records may be taken now: with backpressure, the room that the program has left.
+    pub(super) fn room(&self) -> usize {
+        if self.stop.is_hurried() { usize::MAX } else { self.delivery.room() }
     }
 
     /// Before records are taken that were there already: asks what the kernel has skipped by now, so that of each of their
@@ -39,45 +91,39 @@ impl Intake {
         }
     }
 
-    /// Takes up to `limit` records from rings. How many it were; if fewer, then there are no more at the moment.
-    pub(super) fn take(&mut self, rings: &mut CpuRings, limit: usize) -> usize {
+    /// Takes records from where they are. How many it were; if fewer than the source gives at most, then there are no more
+    /// at the moment.
+    pub(super) fn take(&mut self, source: &mut impl Source) -> usize {
         let records = Records { codec: &self.codec, tally: &self.tally, doubts: &self.doubts };
         // For each way a loop of its own, which doesn't ask at each record which it is.
         match &mut self.delivery {
-            Delivery::Events(sender) => rings.take(limit, |bytes| {
+            Delivery::Events { sender, .. } => source.each(|bytes| {
                 records.check(bytes, |view, tally| tally.count(sender.try_send(view.to_event()).is_ok()));
             }),
-            Delivery::Batches(sender) => rings.take(limit, |bytes| {
+            Delivery::Batches { sender, .. } => source.each(|bytes| {
                 records.check(bytes, |view, tally| tally.count(sender.push(|| view.to_event())));
             }),
             Delivery::Callback(callback) => {
                 let taken = callback.guard(|function| {
-                    rings.take(limit, |bytes| {
+                    source.each(|bytes| {
                         records.check(bytes, |view, tally| {
+                            let called = !self.stop.is_hurried();
                             // Before it panics.
-                            tally.count(true);
-                            function(view);
+                            tally.count(called);
+                            if called {
+                                function(view);
+                            }
                         });
                     })
                 });
                 match taken {
                     Called::Returned(taken) => taken,
                     // Not the end, then.
-                    Called::Panicked => limit,
-                    Called::Never => rings.take(limit, |bytes| records.check(bytes, |_, tally| tally.count(false))),
+                    Called::Panicked => source.most(),
+                    Called::Never => source.each(|bytes| records.check(bytes, |_, tally| tally.count(false))),
                 }
             }
         }
-    }
-
-    /// Takes a record of the kernel's ring buffer.
-    pub(super) fn accept(&mut self, bytes: &[u8]) {
-        if bytes.len() == DOORBELL {
-            return;
-        }
-        let Self { codec, delivery, tally, doubts, .. } = self;
-        let records = Records { codec, tally, doubts };
-        records.check(bytes, |view, tally| tally.count(delivery.deliver(view)));
     }
 
     /// For when there are no more records at the moment.

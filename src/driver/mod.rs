@@ -16,6 +16,7 @@ mod skel;
 mod slowest;
 mod span;
 mod state;
+mod stop;
 mod tally;
 pub(crate) mod trials;
 mod types;

@@ -1,20 +1,20 @@
 //! The thread that reads what the programs write.
 
 use std::cell::RefCell;
-use std::os::fd::{BorrowedFd, OwnedFd};
+use std::os::fd::BorrowedFd;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError};
-use std::thread::{Builder, JoinHandle};
+use std::thread::{self, Builder, JoinHandle};
 use std::time::{Duration, Instant};
 
-use crossbeam_channel::bounded;
+use crossbeam_channel::{Receiver, RecvTimeoutError, bounded};
 use libbpf_rs::{MapCore as _, MapFlags, MapHandle, RingBuffer, RingBufferBuilder};
-use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::intake::Intake;
+use super::intake::{FromRings, Intake, One};
 use super::messages;
 use super::rings::CpuRings;
+use super::stop::Stop;
 use super::tally::Tally;
 use super::{FIRST_KEY, SET, Shared, Watched, errno, system_error};
 use crate::decode::Codec;
@@ -41,25 +41,22 @@ const RING_HEADER: usize = 8;
 /// How often spans are relieved of what has expired.
 const SWEEP: Duration = Duration::from_secs(2);
 
+/// Stopped, the reader waits so long for a program that is to take events first, or for a callback,
+const GRACE: Duration = Duration::from_millis(500);
+/// and then it is waited for this much longer.
+const LAST_GRACE: Duration = Duration::from_millis(250);
+
 /// The reader thread. Dropping it stops it, after it has taken all that is there.
 #[derive(Debug)]
 pub(crate) struct Reader {
     thread: Option<JoinHandle<()>>,
+    /// Closed when the thread has ended.
+    ended: Receiver<Result<(), i32>>,
     stop: Arc<Stop>,
+    /// Whether the reader may have to wait for the program.
+    patient: bool,
     tally: Arc<Tally>,
-}
-
-#[derive(Debug)]
-struct Stop {
-    wanted: AtomicBool,
-    /// An eventfd, to interrupt the reader's sleep.
-    wake: OwnedFd,
-}
-
-impl Stop {
-    fn is_wanted(&self) -> bool {
-        self.wanted.load(Ordering::Acquire)
-    }
+    abandoned: bool,
 }
 
 impl Reader {
@@ -67,15 +64,12 @@ impl Reader {
     pub(crate) fn spawn(shared: &Shared, codec: Arc<Codec>, delivery: Delivery) -> Result<Option<Self>, Error> {
         let Some(ring) = &shared.ring else { return Ok(None) };
         let tally = Arc::new(Tally::new(codec.spans.len()));
-        let wake = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).map_err(|errno| {
-            let errno = errno.raw_os_error();
-            Error::system("creating an eventfd", errno).with_errno(errno)
-        })?;
-        let stop = Arc::new(Stop { wanted: AtomicBool::new(false), wake });
+        let stop = Arc::new(Stop::new()?);
         let duplicate =
             |map| MapHandle::try_from(map).map_err(|error| system_error("duplicating a descriptor", &error));
         let (ring, wake_flag) = (duplicate(ring)?, duplicate(&shared.wake)?);
-        let intake = Intake::new(codec, delivery, Arc::clone(&tally), Arc::clone(&shared.programs));
+        let patient = delivery.is_patient();
+        let intake = Intake::new(codec, delivery, Arc::clone(&tally), Arc::clone(&shared.programs), Arc::clone(&stop));
         let watched = Arc::clone(&shared.watched);
         let rings = shared.rings.as_ref().map(|rings| {
             let (slots, stride) = (rings.slots as usize, rings.stride as usize);
@@ -87,7 +81,7 @@ impl Reader {
         })?;
 
         // The thread maps the ring itself, since what it does with the records stays on it.
-        let (ready, started) = bounded(1);
+        let (ready, ended) = bounded(1);
         let worker_stop = Arc::clone(&stop);
         let thread = Builder::new().name("dwell-reader".to_owned()).spawn(move || {
             let worker = Worker::new(&ring, rings, wake_flag, worker_stop, intake, watched);
@@ -100,8 +94,8 @@ impl Reader {
             let errno = error.raw_os_error().unwrap_or(0);
             Error::system("starting the reader thread", errno).with_errno(errno)
         })?;
-        let reader = Self { thread: Some(thread), stop, tally };
-        match started.recv() {
+        let reader = Self { thread: Some(thread), ended, stop, patient, tally, abandoned: false };
+        match reader.ended.recv() {
             Ok(Ok(())) => Ok(Some(reader)),
             Ok(Err(errno)) => Err(Error::system("mapping the ring buffer", errno).with_errno(errno)),
             Err(_) => Err(Error::system("starting the reader thread", 0)),
@@ -113,13 +107,32 @@ impl Reader {
     }
 
     /// Takes what is there, closes the channel and ends. The probe must have been detached.
+    ///
+    /// Without a program that lets it wait, the reader is done as soon as the rings are empty. Else, when its time is up,
+    /// it counts what is left; and if not even that, since a callback doesn't return, it is left to itself.
     pub(crate) fn stop(&mut self) {
         let Some(thread) = self.thread.take() else { return };
-        self.stop.wanted.store(true, Ordering::Release);
-        // Can only fail if the counter is full, and then the reader wakes as well.
-        let _ = rustix::io::write(&self.stop.wake, &1_u64.to_ne_bytes());
+        self.stop.want();
+        // A callback that stops its own probe.
+        let itself = thread.thread().id() == thread::current().id();
+        if itself || (self.patient && !self.has_ended_within(GRACE)) {
+            self.stop.hurry();
+            if itself || !self.has_ended_within(LAST_GRACE) {
+                self.abandoned = true;
+                return;
+            }
+        }
         // An error would be the thread's panic. It has been printed by then, and there is nothing to mend.
         let _ = thread.join();
+    }
+
+    fn has_ended_within(&self, time: Duration) -> bool {
+        self.ended.recv_timeout(time) == Err(RecvTimeoutError::Disconnected)
+    }
+
+    /// Whether it was stopped while a callback held it up, so that some records may not have been counted.
+    pub(crate) fn is_abandoned(&self) -> bool {
+        self.abandoned
     }
 }
 
@@ -159,7 +172,7 @@ impl Worker {
         let accept = {
             let intake = Rc::clone(&intake);
             move |bytes: &[u8]| {
-                intake.borrow_mut().accept(bytes);
+                intake.borrow_mut().take(&mut One(bytes));
                 0
             }
         };
@@ -190,10 +203,16 @@ impl Worker {
             self.sweep();
             // Asked before taking, so that once it is yes, what is left to take is the end.
             let stopping = self.stop.is_wanted();
-            match self.take() {
+            let limit = GO.min(self.intake.borrow().room());
+            if limit == 0 {
+                self.wait_for_room(pause, stopping);
+                pause = (pause * 2).min(self.longest_pause);
+                continue;
+            }
+            match self.take(limit) {
                 0 if stopping => return,
                 // There may be more.
-                taken if stopping || taken >= GO => {
+                taken if stopping || taken >= limit => {
                     pause = SHORTEST_PAUSE;
                     continue;
                 }
@@ -221,17 +240,17 @@ impl Worker {
         watched.retain(|maps| maps.upgrade().inspect(|maps| maps.sweep()).is_some());
     }
 
-    /// Takes [`GO`] records or a few more. How many it were; if fewer, then there are no more at the moment.
-    fn take(&mut self) -> usize {
+    /// Takes `limit` records. How many it were; if fewer, then there are no more at the moment.
+    fn take(&mut self, limit: usize) -> usize {
         if self.rings.as_mut().is_none_or(CpuRings::look) {
             self.intake.borrow_mut().look();
         }
-        let mut taken = usize::try_from(self.ring.consume_raw_n(GO)).unwrap_or(0);
+        let mut taken = usize::try_from(self.ring.consume_raw_n(limit)).unwrap_or(0);
         let mut intake = self.intake.borrow_mut();
         if let Some(rings) = &mut self.rings {
-            taken += intake.take(rings, GO);
+            taken += intake.take(&mut FromRings(rings, limit));
         }
-        if taken < GO {
+        if taken < limit {
             intake.flush();
         }
         taken
@@ -244,7 +263,8 @@ impl Worker {
     fn idle(&mut self) {
         self.ask_to_be_woken();
         let mut pause = FIRST_LOOK;
-        while self.take() == 0 && !self.stop.is_wanted() {
+        // There is room, or it wouldn't be idle, and nobody else fills it.
+        while self.take(1) == 0 && !self.stop.is_wanted() {
             let longest = if self.intake.borrow().is_pending() { WATCHFUL } else { IDLE };
             if self.sleep_until_record(pause.min(longest)) {
                 return;
@@ -261,7 +281,13 @@ impl Worker {
     }
 
     fn sleep(&self, pause: Duration) {
-        wait(&mut [PollFd::new(&self.stop.wake, PollFlags::IN)], pause);
+        wait(&mut [PollFd::new(&*self.stop, PollFlags::IN)], pause);
+    }
+
+    /// Lets the program read what it has been sent.
+    fn wait_for_room(&self, pause: Duration, stopping: bool) {
+        // What would wake it has done so already.
+        if stopping { thread::sleep(SHORTEST_PAUSE) } else { self.sleep(pause) }
     }
 
     /// Whether it was woken before the time was up.
@@ -269,7 +295,7 @@ impl Worker {
     fn sleep_until_record(&self, pause: Duration) -> bool {
         // SAFETY: the ring buffer owns the descriptor, and lives as long as `self`.
         let ring = unsafe { BorrowedFd::borrow_raw(self.ring.epoll_fd()) };
-        let mut fds = [PollFd::new(&self.stop.wake, PollFlags::IN), PollFd::from_borrowed_fd(ring, PollFlags::IN)];
+        let mut fds = [PollFd::new(&*self.stop, PollFlags::IN), PollFd::from_borrowed_fd(ring, PollFlags::IN)];
         wait(&mut fds, pause)
     }
 }

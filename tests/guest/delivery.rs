@@ -4,7 +4,7 @@ use std::panic;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, mpsc};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use dwell::{EventView, Histogram, LatencyProbe, LatencyProbeBuilder};
 
@@ -122,4 +122,50 @@ fn a_slow_callback_costs_events_only() {
     let account = only(&ledger);
     assert_eq!((account.started, account.completed), (300, 300), "{account}");
     assert_eq!((account.delivered + account.ring_dropped, account.channel_dropped), (300, 0), "{account}");
+}
+
+/// With backpressure nothing is lost while the rings have room, however small the channel, and however slow its reader.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn backpressure_loses_nothing() {
+    for in_batches in [false, true] {
+        let builder = LatencyProbe::builder().function("ip_rcv").backpressure().channel_capacity(32);
+        let probe = if in_batches { builder.in_batches(8) } else { builder }.attach().unwrap();
+        let (events, batches) = (probe.events().clone(), probe.batches().clone());
+        ping_pong(&udp_to_itself(), 1_000, b"x");
+        assert!(only(&probe.ledger()).delivered <= 32 + 2 * 8, "more than there is room for");
+        let reader = thread::spawn(move || {
+            if in_batches { batches.iter().map(|batch| batch.len()).sum() } else { events.iter().count() }
+        });
+        eventually("all are delivered", || only(&probe.ledger()).delivered == 1_000);
+        let (_, ledger) = finish(probe);
+        assert!(only(&ledger).is_lossless(), "{ledger}");
+        assert_eq!(reader.join().unwrap(), 1_000);
+    }
+}
+
+/// Whoever never reads, or doesn't return from the callback, doesn't keep the probe from stopping. What isn't taken is
+/// counted.
+#[test]
+#[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
+fn stopping_waits_for_nobody() {
+    let unread = LatencyProbe::builder().function("ip_rcv").backpressure().channel_capacity(32).attach().unwrap();
+    let (release, held) = mpsc::channel::<()>();
+    let stuck = builder().attach_with(move |_| {
+        let _ = held.recv();
+    });
+    let stuck = stuck.unwrap();
+    ping_pong(&udp_to_itself(), 1_000, b"x");
+    eventually("both are held up", || only(&unread.ledger()).delivered == 32 && only(&stuck.ledger()).delivered == 1);
+    for (probe, delivered) in [(unread, 32), (stuck, 1)] {
+        let before = Instant::now();
+        let ledger = probe.stop();
+        // What it may take natively, and detaching, which in an emulated machine takes its time.
+        assert!(before.elapsed() < Duration::from_secs(5), "{:?}", before.elapsed());
+        let account = only(&ledger);
+        assert_eq!((account.completed, account.delivered), (1_000, delivered), "{account}");
+        assert_eq!(account.channel_dropped + account.ring_dropped, 1_000 - delivered, "{account}");
+        ledger.check().unwrap_or_else(|imbalance| panic!("{imbalance}"));
+    }
+    drop(release);
 }
