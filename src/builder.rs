@@ -324,8 +324,8 @@ impl LatencyProbeBuilder {
     /// that is more, to 128 KiB for each CPU that there can be.
     ///
     /// Each CPU has a ring of its own, of an equal share, in which the number of records is rounded down to a power of two:
-    /// at least 8, and of up to 4 MiB. A record takes 88 bytes, 144 if any span between hooks has events, and 240 with
-    /// [`identify`](Self::identify). While the ring of its CPU is full, an event is dropped and counted as
+    /// at least 8, and of up to 4 MiB. A record takes 88 bytes, 144 if any span between hooks has events, 240 with
+    /// [`identify`](Self::identify), and 768 with [`stories`](Self::stories). While the ring of its CPU is full, an event is dropped and counted as
     /// [`ring_dropped`](crate::SpanLedger::ring_dropped).
     ///
     /// Linux before 5.12 has one ring for all CPUs, rounded up to a power of two and to the page size. If no span wants

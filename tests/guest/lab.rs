@@ -43,6 +43,8 @@ pub enum Side {
 }
 
 impl Side {
+    pub const BOTH: [Self; 2] = [Self::Left, Self::Right];
+
     pub fn name(self) -> &'static str {
         match self {
             Self::Left => "left",

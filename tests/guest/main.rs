@@ -5,6 +5,7 @@
 //! excuse.
 
 mod arguments;
+mod balance;
 mod delivery;
 mod doctor;
 mod errors;
@@ -18,6 +19,8 @@ mod lab_selftest;
 mod ledger;
 mod lifecycle;
 mod match_table;
+#[path = "../mix/mod.rs"]
+mod mix;
 mod output;
 mod packets;
 mod packets_selftest;
@@ -30,4 +33,5 @@ mod spans;
 mod stages;
 mod stories;
 mod support;
+mod unharmed;
 mod watch;

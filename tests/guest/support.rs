@@ -149,6 +149,22 @@ pub fn gettid() -> u32 {
     thread.file_name().and_then(|id| id.to_str()?.parse().ok()).expect("PID/task/TID")
 }
 
+/// Of an odd number.
+pub fn median(mut times: Vec<Duration>) -> Duration {
+    times.sort();
+    times[times.len() / 2]
+}
+
+/// Datagrams that the thread's host has received and not handed over: for whatever reason, and those of no socket.
+pub fn udp_errors() -> Vec<(String, u64)> {
+    let counters = std::fs::read_to_string("/proc/thread-self/net/snmp").expect("/proc is mounted");
+    let mut lines = counters.lines().filter_map(|line| line.strip_prefix("Udp: "));
+    let (names, values) = (lines.next().expect("the names"), lines.next().expect("the values"));
+    let counters = names.split(' ').zip(values.split(' '));
+    let errors = counters.filter(|(name, _)| name.ends_with("Errors") || *name == "NoPorts");
+    errors.map(|(name, value)| (name.to_owned(), value.parse().expect("a number"))).collect()
+}
+
 /// Whether an I/O error says that a read timed out or would have to wait.
 pub fn would_block(error: &io::Error) -> bool {
     matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut)
