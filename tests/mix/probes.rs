@@ -141,7 +141,7 @@ fn span(rng: &mut Rng, hooks: Hooks, n: usize) -> (Span, String) {
     let (mut span, mut words) = match kind {
         // Not the same twice.
         0 | 1 => {
-            let name = if n == 0 { FUNCTIONS[rng.usize(..3)] } else { FUNCTIONS[rng.usize(3..)] };
+            let name = if n == 0 { FUNCTIONS[rng.usize(..3)] } else { FUNCTIONS[rng.usize(3..FUNCTIONS.len())] };
             (Span::function(name), name.to_owned())
         }
         2 => {
