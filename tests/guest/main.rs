@@ -17,6 +17,7 @@ mod lab;
 mod lab_selftest;
 mod ledger;
 mod lifecycle;
+mod loads;
 mod match_table;
 mod output;
 mod packets;
