@@ -29,7 +29,7 @@ const HEADERS: [&str; 16] = [
 const OLDEST_CLANG: u32 = 14;
 
 fn main() {
-    println!("cargo:rustc-check-cfg=cfg(dwell_docs)");
+    println!("cargo:rustc-check-cfg=cfg(dwell_docs, fuzzing)");
     println!("cargo:rerun-if-changed=build.rs");
     println!("cargo:rerun-if-env-changed=DOCS_RS");
     println!("cargo:rerun-if-env-changed=CLANG");

@@ -747,7 +747,7 @@ mod tests {
         for count in [65, usize::MAX] {
             assert_eq!(rejected(builder().keep_slowest(count)).0, "keep_slowest");
         }
-        for bytes in [0, (1 << 30) + 1, usize::MAX] {
+        for bytes in [0, (1 << 30) + 1, 1 << 31, u32::MAX as usize, usize::MAX] {
             assert_eq!(rejected(builder().ring_bytes(bytes)).0, "ring_bytes");
         }
         let (_, reason) = rejected(builder().in_flight(0));

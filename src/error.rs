@@ -281,6 +281,23 @@ pub enum ErrorKind {
         lockdown: Option<Lockdown>,
     },
 
+    /// The kernel's verifier rejected one of the crate's programs, which it takes to be unsafe, or too long to look
+    /// through. That is a fault of this crate, or of the compiler that it was built with: please report it, with the log.
+    #[error("the kernel's verifier rejects the program for `{hook}` ({}): {verdict}", errno_text(*errno))]
+    #[non_exhaustive]
+    Rejected {
+        /// The function or tracepoint.
+        hook: String,
+        /// The program, as it is called in the crate's source.
+        program: String,
+        /// The kernel's answer, such as 13 (`EACCES`) or 22 (`EINVAL`).
+        errno: i32,
+        /// What the verifier has against it.
+        verdict: String,
+        /// The last lines of what it had to say, up to 20.
+        log: Vec<String>,
+    },
+
     /// The kernel or the system refused something else.
     #[error("{action} failed: {}", errno_text(*errno))]
     #[non_exhaustive]
@@ -368,7 +385,8 @@ impl Error {
             | ErrorKind::NoTypes { hook, .. }
             | ErrorKind::NoHeaders { hook }
             | ErrorKind::NotGrouped { hook, .. }
-            | ErrorKind::NotFiltered { hook, .. } => Some(hook),
+            | ErrorKind::NotFiltered { hook, .. }
+            | ErrorKind::Rejected { hook, .. } => Some(hook),
             _ => None,
         }
     }
@@ -489,7 +507,7 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 24] = [
+        let cases: [(ErrorKind, &str); 25] = [
             (
                 ErrorKind::FilterSyntax { position: 5, word: "x".into(), reason: "`x` is no port".into() },
                 "the filter can't be read at character 5: `x` is no port",
@@ -603,6 +621,17 @@ mod tests {
             (
                 ErrorKind::NotTraceable { function: "do_exit".into(), reason: NotTraceable::NeverReturns },
                 "`do_exit` can't be traced: it never returns",
+            ),
+            (
+                ErrorKind::Rejected {
+                    hook: "ip_rcv".into(),
+                    program: "call_exit".into(),
+                    errno: 13,
+                    verdict: "R1 invalid mem access 'scalar'".into(),
+                    log: vec!["0: R1=ctx() R10=fp0".into(), "R1 invalid mem access 'scalar'".into()],
+                },
+                "the kernel's verifier rejects the program for `ip_rcv` (errno 13: Permission denied): \
+                 R1 invalid mem access 'scalar'",
             ),
             (
                 ErrorKind::System { action: "creating the ring buffer".into(), errno: 12 },

@@ -19,6 +19,8 @@ use std::path::PathBuf;
 
 pub(crate) use compile::{Field, Test};
 pub(crate) use pcap::Instruction;
+#[cfg(any(test, fuzzing))]
+pub use pcap::fuzz_instructions;
 pub use value::{Ports, Prefix, Protocol};
 
 use pcap::Pcap;

@@ -440,6 +440,54 @@ mod tests {
         assert!(of(&[7]).since(&of(&[7])).is_empty());
     }
 
+    /// Latencies up to a limit, as Prometheus' `le` counts them: with the limit, and without what is above it.
+    #[test]
+    fn up_to_a_limit() {
+        fn up_to(histogram: &Histogram, limit: u64) -> u64 {
+            // The last latency of a bucket is one less than its upper edge.
+            let within = |bucket: &Bucket| bucket.upper <= Duration::from_nanos(limit + 1);
+            histogram.buckets().filter(within).map(|bucket| bucket.count).sum()
+        }
+        let nine: Histogram = (0..=8).map(Duration::from_nanos).collect();
+        assert_eq!([0, 1, 2, 4, 8].map(|limit| up_to(&nine, limit)), [1, 2, 3, 5, 9]);
+        assert_eq!((nine.count(), nine.overflow()), (9, 0));
+        // Where several share a bucket it counts from its last one on.
+        let one = of(&[268]);
+        assert_eq!([255, 267, 268, 270, 271, 272, 1_023].map(|limit| up_to(&one, limit)), [0, 0, 0, 0, 1, 1, 1]);
+        let bucket = one.buckets().next().unwrap();
+        assert_eq!((bucket.lower.as_nanos(), bucket.upper.as_nanos()), (256, 272));
+    }
+
+    /// Zero and one aren't the same, nor is anything below 32.
+    #[test]
+    fn small_values() {
+        let buckets = |histogram: &Histogram| {
+            let buckets = histogram.buckets();
+            let buckets = buckets.map(|bucket| (bucket.lower.as_nanos(), bucket.upper.as_nanos(), bucket.count));
+            buckets.collect::<Vec<_>>()
+        };
+        let histogram = of(&[0, 0, 1, 2, 3, 4]);
+        assert_eq!(buckets(&histogram), [(0, 1, 2), (1, 2, 1), (2, 3, 1), (3, 4, 1), (4, 5, 1)]);
+        assert_eq!((nanos(histogram.min()), nanos(histogram.max()), histogram.count()), (0, 4, 6));
+    }
+
+    /// Differences of counts that have outgrown 32 bits.
+    #[test]
+    fn counts_are_64_bit() {
+        let long_run = |calls: u64| {
+            let mut words = vec![0; WORDS];
+            (words[0], words[1], words[2]) = (1_000 * calls, 1_000, 1_000);
+            (words[3], words[4 + 111]) = (calls, calls);
+            let mut histogram = Histogram::new();
+            histogram.add_raw(&words);
+            histogram
+        };
+        let (earlier, later) = (long_run((1 << 32) - 3), long_run((1 << 32) + 5));
+        let between = later.since(&earlier);
+        assert_eq!((between.count(), between.overflow(), between.sum()), (16, 8, Duration::from_micros(8)));
+        assert_eq!(later.since(&Histogram::new()).count(), 2 * ((1 << 32) + 5));
+    }
+
     /// What is too long for any bucket is counted, and is in everything else.
     #[test]
     fn overflow_counts() {

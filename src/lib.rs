@@ -210,6 +210,11 @@ mod event;
 mod events;
 mod filter;
 mod flow;
+#[cfg(fuzzing)]
+#[doc(hidden)]
+pub mod fuzz;
+#[cfg(all(test, not(fuzzing)))]
+mod fuzz;
 mod group;
 mod histogram;
 mod hook;

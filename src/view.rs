@@ -16,7 +16,29 @@ use crate::wire::{KeyedRecord, Record, outcome};
 /// [`attach_with`](crate::LatencyProbeBuilder::attach_with).
 ///
 /// Its methods tell what the fields of [`LatencyEvent`] tell, each read only when it is asked for. It lasts until the
-/// callback returns; [`to_event`](Self::to_event) copies what is to be kept.
+/// callback returns; [`to_event`](Self::to_event) copies what is to be kept:
+///
+/// ```no_run
+/// # use std::sync::Mutex;
+/// # use dwell::{LatencyEvent, LatencyProbe};
+/// static KEPT: Mutex<Vec<LatencyEvent>> = Mutex::new(Vec::new());
+///
+/// let probe = LatencyProbe::builder().function("ip_rcv").attach_with(|event| KEPT.lock().unwrap().push(event.to_event()))?;
+/// # drop(probe);
+/// # Ok::<(), dwell::Error>(())
+/// ```
+///
+/// The view itself can't be, since its memory is the kernel's to write to again:
+///
+/// ```compile_fail,E0521
+/// # use std::sync::Mutex;
+/// # use dwell::{EventView, LatencyProbe};
+/// static KEPT: Mutex<Vec<EventView<'static>>> = Mutex::new(Vec::new());
+///
+/// let probe = LatencyProbe::builder().function("ip_rcv").attach_with(|event| KEPT.lock().unwrap().push(*event))?;
+/// # drop(probe);
+/// # Ok::<(), dwell::Error>(())
+/// ```
 #[derive(Clone, Copy)]
 pub struct EventView<'a> {
     codec: &'a Codec,

@@ -317,7 +317,7 @@ impl State {
         };
         // A slot's first words are the key and the time, its seventh the starts that were counted in it.
         for slot in slots.chunks_exact(size_of::<Slot>() / WORD) {
-            summary.counters.started += slot.get(6).copied().unwrap_or(0);
+            summary.counters.started = summary.counters.started.saturating_add(slot.get(6).copied().unwrap_or(0));
             match *slot {
                 // Free; or a call that began before the probe was switched on.
                 [0, ..] | [_, 0, ..] => {}
@@ -416,5 +416,8 @@ mod tests {
         assert_eq!((summary.waiting, summary.expired, summary.overflow), (2, 1, 2));
         assert_eq!(State::summary(&bytes, 0).unwrap().waiting, 3);
         assert!(State::summary(&bytes[8..], 0).is_none() && State::summary(&[], 0).is_none());
+        // Whatever is there, it is counted as far as a count goes.
+        let all = vec![0xff; size_of::<State>()];
+        assert_eq!(State::summary(&all, 0).unwrap().counters.started, u64::MAX);
     }
 }

@@ -67,6 +67,45 @@ pub(super) fn captured<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
     (result, CAPTURED.take().unwrap_or_default())
 }
 
+/// What the kernel's verifier had against a program.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Rejection {
+    pub(super) program: String,
+    /// The line that says why.
+    pub(super) verdict: String,
+    /// The last lines, that one among them.
+    pub(super) log: Vec<String>,
+}
+
+/// How many of its last lines are kept.
+const LOG_LINES: usize = 20;
+
+impl Rejection {
+    /// Found among libbpf's messages; `None`: the verifier said nothing, or had nothing to do with it.
+    pub(super) fn find(messages: &[String]) -> Option<Self> {
+        const END: &str = "-- END PROG LOAD LOG --";
+        let begin = messages.iter().rposition(|line| line.ends_with("-- BEGIN PROG LOAD LOG --"))?;
+        let program = messages[begin].split('\'').nth(1)?;
+        let said = messages[begin + 1..].iter().map(|line| line.split(END).next().unwrap_or_default());
+        // If its last line doesn't end, libbpf goes on behind it.
+        let count = messages[begin + 1..].iter().position(|line| line.ends_with(END)).map_or(usize::MAX, |end| end + 1);
+        let said: Vec<_> = said.take(count).filter(|line| !line.trim().is_empty()).collect();
+        // What it has cost comes last.
+        let is_cost = |line: &&&str| {
+            ["processed ", "verification time ", "stack depth "].iter().any(|cost| line.starts_with(cost))
+        };
+        let verdict = said.iter().rev().find(|line| !is_cost(line)).or(said.last())?;
+        let log = said[said.len().saturating_sub(LOG_LINES)..].iter().map(|&line| line.to_owned()).collect();
+        Some(Self { program: program.to_owned(), verdict: verdict.trim().to_owned(), log })
+    }
+}
+
+/// The last lines of libbpf's messages.
+pub(super) fn last_lines(mut messages: Vec<String>) -> Vec<String> {
+    messages.drain(..messages.len().saturating_sub(LOG_LINES));
+    messages
+}
+
 /// As long as it lives, the print callback is ours. Who is the last puts the other back, whatever happens.
 struct Installation;
 
@@ -134,6 +173,39 @@ mod tests {
     use std::{ptr, thread};
 
     use super::*;
+
+    fn lines(text: &str) -> Vec<String> {
+        text.lines().map(str::to_owned).collect()
+    }
+
+    /// What the verifier said is found among what libbpf says: why, of which program, and no more than the end of it.
+    #[test]
+    fn rejections() {
+        let told = "libbpf: prog 'call_exit': BPF program load failed: -EACCES\n\
+                    libbpf: prog 'call_exit': -- BEGIN PROG LOAD LOG --\n\
+                    0: R1=ctx() R10=fp0\n; return 0; @ call.bpf.c:1\n0: (79) r0 = *(u64 *)(r1 +800)\n\
+                    invalid bpf_context access off=800 size=8\n\
+                    processed 1 insns (limit 1000000) max_states_per_insn 0 total_states 0 peak_states 0 mark_read 0\n\
+                    -- END PROG LOAD LOG --\nlibbpf: prog 'call_exit': failed to load: -EACCES\n\
+                    libbpf: failed to load object 'call_bpf'\n";
+        let rejection = Rejection::find(&lines(told)).unwrap();
+        assert_eq!((&*rejection.program, rejection.log.len()), ("call_exit", 5));
+        assert_eq!(rejection.verdict, "invalid bpf_context access off=800 size=8");
+        assert!(rejection.log[0] == "0: R1=ctx() R10=fp0" && rejection.log[4].starts_with("processed 1 insns"));
+
+        let begin = "libbpf: prog 'p': -- BEGIN PROG LOAD LOG --";
+        let long: String = (0..100).map(|n| format!("line {n}\n")).collect();
+        let rejection = Rejection::find(&lines(&format!("{begin}\n{long}-- END PROG LOAD LOG --\n"))).unwrap();
+        assert_eq!((rejection.log.len(), &*rejection.log[0], &*rejection.verdict), (20, "line 80", "line 99"));
+        // Without an end, or with one that isn't on a line of its own.
+        for text in [format!("{begin}\nno"), format!("{begin}\nno-- END PROG LOAD LOG --\nlibbpf: more")] {
+            assert_eq!(Rejection::find(&lines(&text)).unwrap().log, ["no"]);
+        }
+        for text in ["", "libbpf: failed to find valid kernel BTF", begin, &format!("{begin}\n-- END PROG LOAD LOG --")]
+        {
+            assert_eq!(Rejection::find(&lines(text)), None, "{text}");
+        }
+    }
 
     /// Threads that use libbpf at the same time get what they caused themselves, and the last takes our callback away.
     #[test]

@@ -31,6 +31,8 @@ pub(crate) use latencies::Reading;
 pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub(crate) use reader::Reader;
 pub(crate) use room::choose_store;
+#[cfg(any(test, fuzzing))]
+pub(crate) use slowest::kept_records;
 pub(crate) use span::{AttachedSpan, Snapshot, attach_all};
 pub(crate) use tally::{SpanTally, Tally};
 
@@ -278,13 +280,15 @@ fn round_ring(bytes: usize, page: usize) -> u32 {
 mod tests {
     use super::*;
 
-    /// Every size becomes a power of two and a multiple of the page, not smaller than asked for, or is refused.
+    /// Every size becomes a power of two and a multiple of the page, not smaller than asked for; what is more than there can
+    /// be, which the builder refuses, the largest there is.
     #[test]
     fn ring_sizes() {
         for page in [4 << 10, 16 << 10, 64 << 10] {
-            for bytes in [1, 4095, 4097, 699_050, 1 << 20, 3 << 20, 1 << 30] {
+            for bytes in [0, 1, 4095, 4097, 699_050, 1 << 20, 3 << 20, 1 << 30, 1 << 31, u32::MAX as usize] {
                 let size = round_ring(bytes, page) as usize;
-                assert!(size >= bytes && size.is_power_of_two() && size % page == 0, "{bytes} {page}: {size}");
+                assert!(size.is_power_of_two() && size % page == 0, "{bytes} {page}: {size}");
+                assert!(size >= bytes.min(1 << 30) && size < (2 * bytes).max(page + 1), "{bytes} {page}: {size}");
             }
         }
     }

@@ -104,7 +104,7 @@ impl Keeper {
                 .lookup_into(&key.to_ne_bytes(), &mut element, MapFlags::ANY)
                 .map_err(|error| system_error("reading the slowest spans", &error))?;
             let head = SlowestHead::from_bytes(&element);
-            unkept += head.unkept;
+            unkept = head.unkept.saturating_add(unkept);
             // A CPU that has kept nothing since has what it kept in an earlier generation.
             if head.generation != generation {
                 continue;
@@ -157,6 +157,18 @@ fn decode(codec: &Codec, span: usize, record: &[u8]) -> Option<(LatencyEvent, bo
     bytes.copy_from_slice(record);
     let view = codec.view(bytes).ok().filter(|view| view.index() == span)?;
     Some((view.to_event(), view.is_suspect()))
+}
+
+/// For fuzzing: the events among what a CPU has kept, whatever it is.
+#[cfg(any(test, fuzzing))]
+pub(crate) fn kept_records(codec: &Codec, size: u8, element: &[u8]) -> Vec<LatencyEvent> {
+    use crate::wire::{IDENTIFIED, LONG, SHORT};
+
+    let record = [SHORT, LONG, IDENTIFIED, FULL][usize::from(size % 4)];
+    let _ = SlowestHead::from_bytes(element);
+    let records = Shape { count: 1, record }.records(element).flatten();
+    let events = records.filter_map(|record| (0..codec.ends.len()).find_map(|span| decode(codec, span, record)));
+    events.map(|(event, _)| event).collect()
 }
 
 #[cfg(test)]

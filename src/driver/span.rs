@@ -7,6 +7,7 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use libbpf_rs::{Link, OpenProgramMut};
 
 use super::latencies::{Latencies, Reading};
+use super::messages::{Rejection, last_lines};
 use super::object::Context;
 use super::room::Room;
 use super::slowest::Keeper;
@@ -275,25 +276,27 @@ pub(super) fn explained<T>(
 
 /// Arguments that every kernel's trampolines can save on x86-64.
 const CERTAIN_WORDS: u32 = 6;
-/// How many of libbpf's lines an error keeps.
-const LOG_LINES: usize = 20;
 
 /// Makes of the kernel's errno what it means for this function, or, without one, for this tracepoint.
-pub(super) fn explain(failure: &Failure, site: &str, function: Option<&Function>, mut log: Vec<String>) -> Error {
+pub(super) fn explain(failure: &Failure, site: &str, function: Option<&Function>, log: Vec<String>) -> Error {
     let errno = errno(&failure.error);
     let words = function.map_or(0, |function| function.signature.words());
     let lacks_admin = function.is_some_and(|function| function.module.is_some()) && kernel::lacks(Capability::SysAdmin);
+    let rejection = || {
+        let Rejection { program, verdict, log } = Rejection::find(&log).filter(|_| failure.step == Step::Load)?;
+        Some(ErrorKind::Rejected { hook: site.to_owned(), program, errno, verdict, log }.into())
+    };
     let error: Error = match errno {
         // Before 6.6 there were trampolines for six registers only, and the same errno as for none at all.
         ENOTSUPP if words > CERTAIN_WORDS => Error::not_traceable(site, NotTraceable::TooManyArguments { words }),
         // A module's type information is a kernel object, and to open one takes CAP_SYS_ADMIN.
         EPERM | ESRCH if lacks_admin => Error::no_privilege(vec![Capability::SysAdmin]),
-        EPERM | ENOTSUPP if function.is_none() => {
-            refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error))
-        }
-        EPERM | ENOTSUPP => {
-            refusal(errno).unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into())
-        }
+        EPERM | ENOTSUPP if function.is_none() => refusal(errno)
+            .or_else(rejection)
+            .unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error)),
+        EPERM | ENOTSUPP => refusal(errno)
+            .or_else(rejection)
+            .unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into()),
         E2BIG if failure.step == Step::Attach => Error::not_traceable(site, NotTraceable::TooManyProbes),
         ENOMEM | ENFILE | EMFILE => {
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error))
@@ -301,11 +304,10 @@ pub(super) fn explain(failure: &Failure, site: &str, function: Option<&Function>
         _ => {
             let known =
                 function.and_then(|function| kernel::why_not_attached(function.module.as_deref(), &function.name));
-            let reason = known.unwrap_or_else(|| {
-                log.drain(..log.len().saturating_sub(LOG_LINES));
-                NotTraceable::Refused { errno, log }
-            });
-            Error::not_traceable(site, reason)
+            let known = known.map(|reason| Error::not_traceable(site, reason));
+            known.or_else(rejection).unwrap_or_else(|| {
+                Error::not_traceable(site, NotTraceable::Refused { errno, log: last_lines(log.clone()) })
+            })
         }
     };
     error.with_errno(errno)

@@ -156,3 +156,45 @@ where
 fn refused(action: String, error: &libbpf_rs::Error) -> Refusal {
     Refusal { action, errno: errno(error) }
 }
+
+#[cfg(test)]
+mod tests {
+    use libbpf_rs::ProgramType;
+
+    use super::*;
+    use crate::driver::span::{Step, at, explained};
+    use crate::error::{Capability, ErrorKind};
+    use crate::kernel;
+
+    const EACCES: i32 = 13;
+
+    /// What the kernel's verifier rejects is an error that says what it has against it: here that a program follows an
+    /// argument which, at a plain raw tracepoint, is a number.
+    #[test]
+    fn rejected_by_the_verifier() {
+        let load = || {
+            let mut object: MaybeUninit<OpenObject> = MaybeUninit::uninit();
+            let mut open = skel::features::FeaturesSkelBuilder::default().open(&mut object)?;
+            for mut prog in open.open_object_mut().progs_mut() {
+                let wanted = prog.name() == "has_typed_tracepoint";
+                prog.set_autoload(wanted);
+                if wanted {
+                    prog.set_prog_type(ProgramType::RawTracepoint);
+                }
+            }
+            open.load().map(drop)
+        };
+        let error = explained("netif_receive_skb", None, || load().map_err(at(Step::Load))).unwrap_err();
+        let text = error.to_string();
+        let ErrorKind::Rejected { hook, program, errno, verdict, log } = error.kind() else {
+            // To be refused for another reason takes a process that may not load programs at all.
+            assert!(kernel::lacks(Capability::Bpf) && kernel::lacks(Capability::SysAdmin), "{text}");
+            return;
+        };
+        assert_eq!((&**hook, &**program, *errno), ("netif_receive_skb", "has_typed_tracepoint", EACCES));
+        assert!(verdict.contains("invalid mem access"), "{text}");
+        assert!(text.ends_with(verdict) && text.lines().count() == 1, "{text}");
+        assert!(log.contains(verdict) && (2..=20).contains(&log.len()), "{log:#?}");
+        assert_eq!(error.hook(), Some("netif_receive_skb"));
+    }
+}

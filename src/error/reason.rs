@@ -84,13 +84,14 @@ pub enum NotTraceable {
     /// As many programs are attached to it as the kernel allows.
     #[error("as many programs are attached to it as the kernel allows (38 on most kernels, two for each span)")]
     TooManyProbes,
-    /// The kernel refused the program or the attachment.
+    /// The kernel refused to attach to it, or libbpf to load the program for it. What the kernel's verifier refuses is
+    /// [`ErrorKind::Rejected`](crate::ErrorKind::Rejected).
     #[error("the kernel refused it ({}){}", errno_text(*errno), log_text(log))]
     #[non_exhaustive]
     Refused {
         /// The kernel's answer.
         errno: i32,
-        /// The last lines that libbpf and the kernel's verifier had to say.
+        /// The last lines that libbpf had to say.
         log: Vec<String>,
     },
 }

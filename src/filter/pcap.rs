@@ -166,5 +166,27 @@ fn without_libpcap(expression: &str) -> Error {
     ErrorKind::PcapUnsupported { expression: expression.to_owned(), reason }.into()
 }
 
+/// For fuzzing: any instructions, of eight bytes each. Whether they can be run; then they stay where there is something.
+#[cfg(any(test, fuzzing))]
+pub fn fuzz_instructions(data: &[u8]) -> bool {
+    let instructions: Vec<_> = data
+        .chunks_exact(8)
+        .map(|bytes| Instruction {
+            code: u16::from_le_bytes([bytes[0], bytes[1]]),
+            jt: bytes[2],
+            jf: bytes[3],
+            k: u32::from_le_bytes([bytes[4], bytes[5], bytes[6], bytes[7]]),
+        })
+        .collect();
+    let Ok(pcap) = Pcap::checked("", &instructions) else { return false };
+    assert!(pcap.instructions.len() == instructions.len() && instructions.len() <= MAX_INSTRUCTIONS);
+    for (at, (now, before)) in pcap.instructions.iter().zip(&instructions).enumerate() {
+        assert!(now.stays_within(at, instructions.len()) && now.word().is_none_or(|word| word < WORDS), "{now:?}");
+        let renamed = before.word().map_or(*before, |_| Instruction { k: now.k, ..*before });
+        assert_eq!(*now, renamed);
+    }
+    true
+}
+
 #[cfg(test)]
 mod tests;

@@ -38,6 +38,8 @@ const LONGEST_CHAIN: usize = 64;
 
 /// What has no name isn't nested deeper in the kernel.
 const DEEPEST: u32 = 8;
+/// The most members that are looked at, within each other, for one of a name. The kernel's largest structs have hundreds.
+const MOST_MEMBERS: u32 = 1 << 16;
 
 /// Why some bytes are no BTF.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
@@ -150,19 +152,22 @@ impl Btf {
 
     /// Where a struct or a union has a member that isn't a bit field, also within members without a name; in bits.
     pub(super) fn member_offset(&self, ty: &Type<'_>, wanted: &str) -> Option<u32> {
-        self.member_within(ty, wanted, DEEPEST)
+        let mut left = MOST_MEMBERS;
+        self.member_within(ty, wanted, DEEPEST, &mut left)
     }
 
-    fn member_within(&self, ty: &Type<'_>, wanted: &str, depth: u32) -> Option<u32> {
+    /// `left` is how many members may still be looked at: what contains itself several times has no end that is near.
+    fn member_within(&self, ty: &Type<'_>, wanted: &str, depth: u32, left: &mut u32) -> Option<u32> {
         if depth == 0 || !matches!(ty.kind(), kind::STRUCT | kind::UNION) {
             return None;
         }
         (0..ty.vlen()).find_map(|member| {
+            *left = left.checked_sub(1)?;
             let [name, of, at] = [0, 1, 2].map(|word| ty.tail(3 * member + word));
             // Where there are bit fields, the upper bits are the width.
             let at = if ty.kind_flag() { at? & 0xff_ffff } else { at? };
             match ty.text(name?)? {
-                "" => Some(at + self.member_within(&self.skip_modifiers(of?)?, wanted, depth - 1)?),
+                "" => at.checked_add(self.member_within(&self.skip_modifiers(of?)?, wanted, depth - 1, left)?),
                 name => (name == wanted).then_some(at),
             }
         })

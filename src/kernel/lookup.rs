@@ -339,6 +339,21 @@ mod tests {
         assert_eq!(kernel.tracepoint("nft_ct_event").unwrap().module.as_deref(), Some("nft_ct"));
     }
 
+    /// A module whose type information can't be read, as that of one built for another kernel, costs nobody but itself.
+    #[test]
+    fn a_module_without_types() {
+        let mut kernel = kernel(&format!("{KALLSYMS}0 t broken_in\t[broken]\n"));
+        let broken = Module { name: "broken".to_owned(), index: OnceCell::from(None) };
+        kernel.modules.get_mut().unwrap().insert(0, broken);
+        for name in ["ip_rcv", "nf_nat_in", "nf_nat:help"] {
+            assert!(kernel.function(name).is_ok() || host::kernel_version() < Some((6, 4)), "{name}");
+        }
+        let module = "broken".to_owned();
+        assert_eq!(reason(kernel.function("broken_in")), NotTraceable::ModuleWithoutBtf { module });
+        // To this kernel it isn't loaded.
+        assert!(kernel.function("broken:broken_in").is_err());
+    }
+
     /// What the symbols say of a function that is in BTF, before the kernel is asked; nothing, where they are hidden.
     #[test]
     fn explains_missing_code() {

@@ -8,6 +8,8 @@ mod btf_writer;
 mod canned;
 mod core_types;
 mod explain;
+#[cfg(any(test, fuzzing))]
+pub(crate) mod fuzz;
 mod host;
 mod index;
 mod installed;

@@ -51,7 +51,7 @@ impl Signature {
 
     /// The first 64-bit word of a parameter.
     pub(crate) fn word_of(&self, param: usize) -> u32 {
-        self.params.iter().take(param).map(|param| param.words).sum()
+        self.params.iter().take(param).fold(0, |words, param| words.saturating_add(param.words))
     }
 
     /// Whether both are the same but for the parameters' names.

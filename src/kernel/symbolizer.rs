@@ -296,11 +296,12 @@ impl Table {
     }
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl Symbolizer {
     /// From a text like that of `/proc/kallsyms`.
-    pub(crate) fn canned(kallsyms: &'static str) -> Self {
-        let kallsyms = Box::new(move || Table::parse(kallsyms.as_bytes()));
+    pub(crate) fn canned(kallsyms: impl Into<Vec<u8>>) -> Self {
+        let kallsyms = kallsyms.into();
+        let kallsyms = Box::new(move || Table::parse(&*kallsyms));
         Self::new(Source { kallsyms, modules: Box::new(|| 0) }, Instant::now())
     }
 }

@@ -239,11 +239,11 @@ fn is_listed(list: impl BufRead, module: Option<&str>, function: &str) -> Option
     }))
 }
 
-#[cfg(test)]
+#[cfg(any(test, fuzzing))]
 impl Symbols {
     /// From a text like that of `/proc/kallsyms`.
-    pub(super) fn canned(kallsyms: &str) -> Self {
-        let (kernel, modules) = parse(kallsyms.as_bytes(), true);
+    pub(super) fn canned(kallsyms: impl AsRef<[u8]>) -> Self {
+        let (kernel, modules) = parse(kallsyms.as_ref(), true);
         Self { kernel: OnceCell::from(Arc::new(kernel)), modules: OnceCell::from(modules) }
     }
 }
@@ -284,6 +284,17 @@ mod tests {
         for inlined in ["ip_rcv_gone", "ip_rcv_data", "ip_rc", "no_such", "help", "a", "z"] {
             assert_eq!(symbols.code_in_kernel(inlined), Code::Missing(NotTraceable::Inlined), "{inlined}");
         }
+    }
+
+    /// Every underscore is part of the name.
+    #[test]
+    fn leading_underscores() {
+        let symbols =
+            Symbols::canned("0 T __pskb_trim\n0 t ____sys_recvmsg\n0 t ___pskb_trim\n0 t ___pskb_trim.cold\n");
+        for name in ["__pskb_trim", "___pskb_trim", "____sys_recvmsg"] {
+            assert_eq!(symbols.code_in_kernel(name), Code::Copies(1), "{name}");
+        }
+        assert_eq!(symbols.code_in_kernel("_pskb_trim"), Code::Missing(NotTraceable::Inlined));
     }
 
     /// Of a module's functions either those in it count, or all of the name.

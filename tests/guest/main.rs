@@ -18,6 +18,7 @@ mod lab;
 mod lab_selftest;
 mod ledger;
 mod lifecycle;
+mod loads;
 mod match_table;
 #[path = "../mix/mod.rs"]
 mod mix;
