@@ -30,4 +30,5 @@ mod spans;
 mod stages;
 mod stories;
 mod support;
+mod trampolines;
 mod watch;
