@@ -26,28 +26,28 @@ mirrors() {
   sed -n 's,/ubuntu$,,p' <<<"$sites"
 }
 
-# archive_open DIR PREFIX DISTRIBUTION:SUITE...: lists what the suites have, with apt's state in DIR. A mirror is taken
-# for good if there is a package whose name begins with PREFIX. Sets apt_options, for apt-get and apt-cache.
+# archive_open DIR ARCHITECTURE PREFIX DISTRIBUTION:SUITE...: lists what the suites have, with apt's state in DIR. A mirror
+# is taken for good if there is a package whose name begins with PREFIX. Sets apt_options, for apt-get and apt-cache.
 apt_options=()
 archive_open() {
   [[ ${#apt_options[@]} -eq 0 ]] || return 0
   need apt-get apt-cache dpkg-deb
-  local dir=$1 prefix=$2 mirror suite
-  shift 2
+  local dir=$1 arch=$2 prefix=$3 mirror suite
+  shift 3
   mkdir -p "$dir/lists/partial" "$dir/archives/partial"
   : >"$dir/status"
   # shellcheck disable=SC2154 # by whoever reads this in
   cp -f "$here/debian-keyring.gpg" "$dir/keyring.gpg"
   apt_options=(-o Dir::Etc::sourcelist="$dir/sources.list" -o Dir::Etc::sourceparts=/dev/null
     -o Dir::State::lists="$dir/lists" -o Dir::State::status="$dir/status" -o Dir::Cache="$dir"
-    -o APT::Architecture=amd64 -o APT::Architectures::=amd64 -o APT::Sandbox::User=root
+    -o APT::Architecture="$arch" -o APT::Architectures::="$arch" -o APT::Sandbox::User=root
     -o Acquire::Languages=none -o Acquire::Retries=3
     -o Acquire::IndexTargets::deb::DEP-11::DefaultEnabled=false
     -o Acquire::IndexTargets::deb::Contents-deb::DefaultEnabled=false)
   : >"$dir/log"
   for mirror in $(mirrors); do
     for suite; do
-      echo "deb [arch=amd64 signed-by=$dir/keyring.gpg] $mirror/${suite%%:*} ${suite#*:} main"
+      echo "deb [arch=$arch signed-by=$dir/keyring.gpg] $mirror/${suite%%:*} ${suite#*:} main"
     done >"$dir/sources.list"
     # Suites leave the mirrors with time, which is an error to apt; the others are fine then.
     apt-get "${apt_options[@]}" -qq update >>"$dir/log" 2>&1 || true
@@ -60,8 +60,17 @@ archive_open() {
 # One "package version" a line on stdin; the newest whose version begins with $1.
 newest() { awk -v s="$1" 'index($2, s) == 1' | sort -k2,2V | tail -n 1; }
 
-# Unpacks the packages in directory $1 into $2.
+# download_all DIR PACKAGE...: them and all that they depend on, since the private state has nothing installed.
+download_all() {
+  local dir=$1
+  shift
+  mkdir -p "$dir/partial"
+  apt-get "${apt_options[@]}" -qq -y -o Dir::Cache::archives="$dir" --download-only --no-install-recommends install "$@" >&2
+}
+
+# Unpacks the packages in directory $1 into $2, whose links to directories stay links.
 unpack() {
   local deb
-  for deb in "$1"/*.deb; do dpkg-deb -x "$deb" "$2"; done
+  mkdir -p "$2"
+  for deb in "$1"/*.deb; do dpkg-deb --fsys-tarfile "$deb" | tar -x --keep-directory-symlink -C "$2"; done
 }

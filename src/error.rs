@@ -272,10 +272,11 @@ pub enum ErrorKind {
     },
 
     /// The kernel refuses fentry/fexit programs, whatever the function, though the process has the capabilities.
-    #[error("this kernel refuses fentry/fexit programs ({}); {}", errno_text(*errno), lockdown_text(*lockdown))]
+    #[error("{}", refused_text(*errno, *lockdown))]
     #[non_exhaustive]
     TracingRefused {
-        /// The kernel's answer, such as 1 (`EPERM`) or 524 (`ENOTSUPP`: no trampolines on this architecture).
+        /// The kernel's answer: 524 (`ENOTSUPP`) where it has no BPF trampolines on this architecture, as arm64 before
+        /// Linux 6.4; or for example 1 (`EPERM`).
         errno: i32,
         /// Whether the kernel is locked down; `None` where it doesn't say.
         lockdown: Option<Lockdown>,
@@ -441,6 +442,8 @@ impl std::error::Error for Error {
 
 /// The kernel's own ENOTSUPP, which no C library has a text for.
 pub(crate) const ENOTSUPP: i32 = 524;
+/// What it says to whoever attaches an fentry program to a function.
+pub(crate) const NO_TRAMPOLINES: &str = "this kernel has no BPF trampolines on this architecture";
 
 fn errno_text(errno: i32) -> String {
     match errno {
@@ -459,6 +462,15 @@ fn privilege_remedy(user_namespace: bool) -> &'static str {
         " outside its user namespace: run it on the host, or in a container that isn't rootless"
     } else {
         ": run it as root, or grant it with `setcap`"
+    }
+}
+
+fn refused_text(errno: i32, lockdown: Option<Lockdown>) -> String {
+    match errno {
+        ENOTSUPP => format!(
+            "fentry/fexit programs can't be attached (errno {errno}): {NO_TRAMPOLINES}; arm64 has them from Linux 6.4 on"
+        ),
+        _ => format!("this kernel refuses fentry/fexit programs ({}); {}", errno_text(errno), lockdown_text(lockdown)),
     }
 }
 
@@ -615,8 +627,8 @@ mod tests {
             ),
             (
                 ErrorKind::TracingRefused { errno: 524, lockdown: None },
-                "this kernel refuses fentry/fexit programs (errno 524: not supported on this architecture); \
-                 it doesn't say whether it is locked down",
+                "fentry/fexit programs can't be attached (errno 524): \
+                 this kernel has no BPF trampolines on this architecture; arm64 has them from Linux 6.4 on",
             ),
             (
                 ErrorKind::NotTraceable { function: "do_exit".into(), reason: NotTraceable::NeverReturns },

@@ -132,7 +132,7 @@
 //! | | |
 //! |---|---|
 //! | kernel | Linux 5.10 or later, with BTF (`CONFIG_DEBUG_INFO_BTF=y`, as distributions have it) |
-//! | architecture | one with BPF trampolines. Tested on x86-64; arm64 has them from Linux 6.4 on |
+//! | architecture | one with BPF trampolines: x86-64, arm64 from Linux 6.4 on. Both are tested. Without them, packets can be followed between tracepoints |
 //! | privileges | `CAP_BPF` and `CAP_PERFMON`, or root; for functions of modules `CAP_SYS_ADMIN` |
 //! | on 5.10 | no functions of modules; `CAP_SYS_RESOURCE`, or an `RLIMIT_MEMLOCK` of 8 MiB or more |
 //! | from 5.12 on | a lock-free table in place of a hash map, and a ring for each CPU: a fraction of the cost |

@@ -3,7 +3,7 @@
 //! What another CPU has written or read last takes some tens of nanoseconds to come, several times as long as all else that
 //! is done with a record. Asked for in time, it comes meanwhile. These are hints: where there are none, it is only slower.
 
-#![expect(unsafe_code, reason = "hints are functions of the processor")]
+#![cfg_attr(target_arch = "x86_64", expect(unsafe_code, reason = "hints are functions of the processor"))]
 
 /// Bytes of a cache line; where it isn't true, too much or too little is asked for.
 const LINE: usize = 64;

@@ -25,7 +25,8 @@ use crate::wire::{RawStory, context};
 pub struct Story {
     /// For whom the CPU was working. `None` where that can't be told: where this process may not see the kernel's
     /// addresses (that takes `CAP_SYSLOG`, unless `kernel.kptr_restrict` is 0), on kernels without
-    /// `CONFIG_KALLSYMS_ALL`, under the lockdown mode `confidentiality`, and on other architectures than x86-64.
+    /// `CONFIG_KALLSYMS_ALL`, under the lockdown mode `confidentiality`, and on other architectures than x86-64 and those
+    /// that count it in their tasks, as arm64.
     pub context: Option<CpuContext>,
     /// How often the thread gave up its CPU, or lost it, between start and end: 0 says that it was running all the time,
     /// but for interrupts. Of calls, and of spans by thread; `None` for others, whose ends may be met by other threads,

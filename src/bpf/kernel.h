@@ -153,7 +153,12 @@ struct css_set {
 	struct cgroup *dfl_cgrp;
 };
 
+struct thread_info {
+	__u32 preempt_count; /* not on x86; of arm64's 64 bits the lower half */
+};
+
 struct task_struct {
+	struct thread_info thread_info;
 	void *stack;
 	struct css_set *cgroups;
 	int pid;  /* user space's tid */

@@ -14,13 +14,13 @@ const volatile __u32 with_story = 0;
 /* Both ends are met by one thread. */
 const volatile __u32 same_thread = 0;
 /*
- * Where the kernel counts what it is in, which current tasks don't tell: an offset from
- * each CPU's own memory, and where the table of these is. Looked up by user space, since
- * kernels have it in different places, and not all have types for it. 0: unknown.
+ * Where x86 counts what it is in: an offset from each CPU's own memory, and where the
+ * table of these is. Looked up by user space, since kernels have it in different places,
+ * and not all have types for it. Elsewhere tasks have a member for it.
  */
 const volatile __u64 preempt_count_offset = 0;
 const volatile __u64 per_cpu_offsets = 0;
-/* The bits of that count which are set within hard interrupts, and NMIs. */
+/* The bits of that count which are set within hard interrupts, and NMIs. 0: unknown. */
 const volatile __u32 hardirq_bits = 0;
 const volatile __u32 nmi_bits = 0;
 
@@ -31,15 +31,22 @@ const volatile __u32 nmi_bits = 0;
  */
 #define SERVES_SOFTIRQ 0x100
 
+static __always_inline long read_preempt_count(__u32 *count, const struct task_struct *task)
+{
+	__u64 base;
+	long error;
+
+	if (bpf_core_field_exists(task->thread_info.preempt_count))
+		return BPF_CORE_READ_INTO(count, task, thread_info.preempt_count);
+	error = bpf_probe_read_kernel(&base, sizeof(base), (void *)(per_cpu_offsets + 8 * bpf_get_smp_processor_id()));
+	return error ?: bpf_probe_read_kernel(count, sizeof(*count), (void *)(base + preempt_count_offset));
+}
+
 static __always_inline __u32 context_of(const struct task_struct *task)
 {
 	__u32 count, softirqs, disabled;
-	__u64 base;
 
-	if (!preempt_count_offset || !per_cpu_offsets || !reads_memory)
-		return DWELL_UNKNOWN_CONTEXT;
-	if (bpf_probe_read_kernel(&base, sizeof(base), (void *)(per_cpu_offsets + 8 * bpf_get_smp_processor_id())) ||
-	    bpf_probe_read_kernel(&count, sizeof(count), (void *)(base + preempt_count_offset)))
+	if (!hardirq_bits || !reads_memory || read_preempt_count(&count, task))
 		return DWELL_UNKNOWN_CONTEXT;
 	softirqs = count;
 	/* Of PREEMPT_RT, where they are counted apart. */

@@ -12,7 +12,9 @@ use super::object::Context;
 use super::room::Room;
 use super::slowest::Keeper;
 use super::state::{Counted, Programs, StateMaps};
-use super::{E2BIG, EMFILE, ENFILE, ENOMEM, EPERM, ESRCH, Shared, call, errno, hook, messages, refusal, system_error};
+use super::{
+    E2BIG, EMFILE, ENFILE, ENOMEM, EPERM, ESRCH, Shared, call, errno, hook, messages, refusal, system_error, trials,
+};
 use crate::cost::ProgramCost;
 use crate::decode::{Codec, Place};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
@@ -274,7 +276,7 @@ pub(super) fn explained<T>(
     result.map_err(|failure| explain(&failure, site, function, log))
 }
 
-/// Arguments that every kernel's trampolines can save on x86-64.
+/// Arguments that every kernel's trampolines can save.
 const CERTAIN_WORDS: u32 = 6;
 
 /// Makes of the kernel's errno what it means for this function, or, without one, for this tracepoint.
@@ -287,8 +289,10 @@ pub(super) fn explain(failure: &Failure, site: &str, function: Option<&Function>
         Some(ErrorKind::Rejected { hook: site.to_owned(), program, errno, verdict, log }.into())
     };
     let error: Error = match errno {
-        // Before 6.6 there were trampolines for six registers only, and the same errno as for none at all.
-        ENOTSUPP if words > CERTAIN_WORDS => Error::not_traceable(site, NotTraceable::TooManyArguments { words }),
+        // Where trampolines can't save so many registers, the errno is the same as where there are none.
+        ENOTSUPP if words > CERTAIN_WORDS && !trials::lacks_trampolines() => {
+            Error::not_traceable(site, NotTraceable::TooManyArguments { words })
+        }
         // A module's type information is a kernel object, and to open one takes CAP_SYS_ADMIN.
         EPERM | ESRCH if lacks_admin => Error::no_privilege(vec![Capability::SysAdmin]),
         EPERM | ENOTSUPP if function.is_none() => refusal(errno)

@@ -8,6 +8,7 @@ use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder};
 use libbpf_rs::{MapType, OpenObject, ProgramInput};
 
 use super::{create_map, errno, messages};
+use crate::error::ENOTSUPP;
 
 #[cfg(not(dwell_docs))]
 #[allow(warnings, unsafe_code, clippy::all, clippy::restriction, reason = "generated code")]
@@ -61,10 +62,19 @@ pub(crate) fn typed_tracepoints() -> Trial {
     feature("has_typed_tracepoint", "a tp_btf program", Until::Attached)
 }
 
-/// Whether functions can be traced, as far as loading a program tells; tried once for the process.
+/// Whether functions can be traced; tried once for the process.
 pub(crate) fn has_functions() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| feature("has_fentry", "an fentry program", Until::Loaded).is_ok())
+    entries().is_ok()
+}
+
+/// Whether it is for want of trampolines on this architecture that functions can't be traced.
+pub(crate) fn lacks_trampolines() -> bool {
+    matches!(entries(), Err(Refusal { errno: ENOTSUPP, .. }))
+}
+
+fn entries() -> &'static Trial {
+    static ANSWER: OnceLock<Trial> = OnceLock::new();
+    ANSWER.get_or_init(|| feature("has_fentry", "an fentry program", Until::Attached))
 }
 
 /// Whether to use [`sessions`]; tried once for the process.

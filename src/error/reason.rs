@@ -27,7 +27,7 @@ pub enum NotTraceable {
     /// Its arguments take more registers than this kernel's trampolines save.
     #[error(
         "its arguments take {words} registers, more than this kernel can save \
-         (6 before Linux 6.6 on x86-64, 12 from then on)"
+         (on x86-64 6 before Linux 6.6, on arm64 8 at first; later 12)"
     )]
     #[non_exhaustive]
     TooManyArguments {

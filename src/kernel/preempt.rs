@@ -3,10 +3,10 @@
 use super::Symbolizer;
 use super::lookup::Kernel;
 
-/// Where it is, and what of it says what.
+/// Where it is, if not in each task, and what of it says what.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct PreemptCount {
-    /// From a CPU's own memory.
+    /// From a CPU's own memory. 0: it is a member of tasks.
     pub(crate) offset: u64,
     /// The address of the table of where each CPU has its own memory.
     pub(crate) per_cpu_offsets: u64,
@@ -28,15 +28,17 @@ const WITH_INTERRUPTS: &str = "local_interrupt_disable_state";
 pub(super) const VARIABLES: [&str; 4] = [PER_CPU_OFFSETS, ALONE, HOT, WITH_INTERRUPTS];
 
 impl PreemptCount {
-    /// `None`: the kernel doesn't show its variables, or this isn't x86-64, where they are.
+    /// `None`: the kernel doesn't show its variables, or this is an architecture where neither they nor tasks have it.
     pub(crate) fn find(kernel: &Kernel, symbols: &Symbolizer) -> Option<Self> {
+        // Variables are shown all or none, and without them nothing tells which bits.
+        let per_cpu_offsets = symbols.variable(PER_CPU_OFFSETS)?;
+        let bits = Self::bits(symbols.variable(WITH_INTERRUPTS).is_some());
+        if kernel.member_offset("thread_info", "preempt_count").is_some() {
+            return Some(bits);
+        }
         cfg!(target_arch = "x86_64").then_some(())?;
         let in_hot = || Some(symbols.variable(HOT)? + u64::from(kernel.member_offset(HOT, "preempt_count")?));
-        Some(Self {
-            offset: symbols.variable(ALONE).or_else(in_hot)?,
-            per_cpu_offsets: symbols.variable(PER_CPU_OFFSETS)?,
-            ..Self::bits(symbols.variable(WITH_INTERRUPTS).is_some())
-        })
+        Some(Self { offset: symbols.variable(ALONE).or_else(in_hot)?, per_cpu_offsets, ..bits })
     }
 
     fn bits(with_interrupts: bool) -> Self {

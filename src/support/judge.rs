@@ -3,7 +3,7 @@
 use super::{Answer, Check, Feature};
 use crate::driver::EPERM;
 use crate::driver::trials::{self, Refusal, Trial};
-use crate::error::{Capability, ENOTSUPP, Error, Lockdown};
+use crate::error::{Capability, ENOTSUPP, Error, Lockdown, NO_TRAMPOLINES};
 use crate::kernel;
 
 /// As large as a probe's is by default: on some kernels the size decides.
@@ -137,6 +137,12 @@ impl Facts {
             _ if needs_btf && self.btf_size.is_none() => {
                 no(feature, "it takes the kernel's type information, which is missing", Some(WITH_BTF))
             }
+            ENOTSUPP if feature == Feature::Trampolines => {
+                no(feature, format!("{action} failed (errno {errno}): {NO_TRAMPOLINES}"), Some(WITH_TRAMPOLINES))
+            }
+            EINVAL | ENOTSUPP if feature == Feature::Sessions && self.lacks_trampolines() => {
+                no(feature, NO_TRAMPOLINES, None)
+            }
             EINVAL if feature == Feature::Sessions => no(
                 feature,
                 "this kernel has no fsession programs (Linux 7.0 has); fentry and fexit are used instead",
@@ -156,6 +162,10 @@ impl Facts {
             ENOENT | ESRCH => unknown(feature, format!("{said}; this kernel lacks what it was tried on")),
             _ => unknown(feature, said),
         }
+    }
+
+    fn lacks_trampolines(&self) -> bool {
+        matches!(self.trampolines, Err(Refusal { errno: ENOTSUPP, .. }))
     }
 
     /// Why the kernel says that it isn't permitted.
@@ -397,9 +407,11 @@ mod tests {
     #[test]
     fn no_trampolines() {
         let refusal = Refusal { action: "attaching a program".into(), errno: ENOTSUPP };
-        let facts = Facts { trampolines: Err(refusal), ..machine() };
-        let cause = "attaching a program failed: errno 524: not supported on this architecture";
+        let facts = Facts { trampolines: Err(refusal), sessions: self::refusal(EINVAL), ..machine() };
+        let cause = "attaching a program failed (errno 524): this kernel has no BPF trampolines on this architecture";
         assert_no(&facts, Feature::Trampolines, cause, Some(WITH_TRAMPOLINES));
+        assert_no(&facts, Feature::Sessions, NO_TRAMPOLINES, None);
+        assert!(!support(&facts).can_trace_functions() && support(&facts).can_trace_packets());
     }
 
     /// Without type information libbpf doesn't even ask the kernel.

@@ -9,7 +9,9 @@ use std::time::Instant;
 
 use dwell::{ErrorKind, Hook, LatencyProbe, NotTraceable, Span};
 
-use crate::support::{bpf_objects, eventually, example, finish, ms, only, probe, run, shell, until_bpf_is_gone};
+use crate::support::{
+    bpf_objects, by_architecture, eventually, example, finish, ms, only, probe, run, shell, until_bpf_is_gone,
+};
 
 /// Emulation is some twenty times slower than the machines for which a second is promised.
 const SOON: u64 = 15_000;
@@ -87,7 +89,8 @@ fn optimised_variants() {
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn excluded_functions() {
     // The entry of system calls, which the kernel keeps free of any instrumentation.
-    assert_eq!(reason("do_syscall_64"), NotTraceable::Excluded);
+    let function = by_architecture("do_syscall_64", "el0t_64_sync_handler");
+    assert_eq!(reason(function), NotTraceable::Excluded);
 }
 
 /// A module that isn't loaded is named, whether or not the user named it; loading it helps, where it has types.
@@ -145,7 +148,7 @@ fn described_twice() {
         println!("this kernel doesn't let programs read what is only declared, as these arguments are");
         return;
     }
-    let probe = probe(&["__x64_sys_listen"]);
+    let probe = probe(&[by_architecture("__x64_sys_listen", "__arm64_sys_listen")]);
     drop(std::net::TcpListener::bind("127.0.0.1:0").expect("a free port"));
     let (_, ledger) = finish(probe);
     assert_eq!(only(&ledger).started, 1);

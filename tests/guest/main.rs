@@ -34,5 +34,6 @@ mod spans;
 mod stages;
 mod stories;
 mod support;
+mod trampolines;
 mod unharmed;
 mod watch;

@@ -50,6 +50,11 @@ pub fn has_sessions() -> bool {
     kernel_version() >= (7, 0)
 }
 
+/// Whether functions can be traced at all.
+pub fn has_trampolines() -> bool {
+    by_architecture(true, kernel_version() >= (6, 4))
+}
+
 /// Attaches with all calls paired this way.
 #[track_caller]
 pub fn attach_paired(builder: LatencyProbeBuilder, pairing: Pairing) -> LatencyProbe {
@@ -135,6 +140,16 @@ pub fn kernel_version() -> (u32, u32) {
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").expect("/proc is mounted");
     let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(|number| number.parse().expect("a number"));
     (numbers.next().expect("major"), numbers.next().expect("minor"))
+}
+
+/// What differs between the architectures that are tested.
+#[track_caller]
+pub fn by_architecture<T>(x86_64: T, arm64: T) -> T {
+    match std::env::consts::ARCH {
+        "x86_64" => x86_64,
+        "aarch64" => arm64,
+        other => panic!("nobody has said yet what to expect on {other}"),
+    }
 }
 
 /// Lets the others go first, from a thread that is only there to keep the machine busy: what a test does besides would
