@@ -121,6 +121,12 @@ impl Reader {
         // An error would be the thread's panic. It has been printed by then, and there is nothing to mend.
         let _ = thread.join();
     }
+
+    /// Leaves the thread to the process that has it.
+    pub(crate) fn abandon(&mut self) {
+        // Of a thread that isn't there nothing can be asked, not even not to be waited for.
+        std::mem::forget(self.thread.take());
+    }
 }
 
 impl Drop for Reader {
