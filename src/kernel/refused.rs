@@ -98,12 +98,13 @@ mod tests {
         for name in ["do_exit", "make_task_dead", "kthread_exit", "complete_and_exit"] {
             assert_eq!(by_name(name), Some(NotTraceable::NeverReturns), "{name}");
         }
-        let locks = ["_raw_spin_lock", "native_queued_spin_lock_slowpath", "_raw_spin_unlock_irqrestore"];
+        let locks = ["_raw_spin_lock", "queued_spin_lock_slowpath", "native_queued_spin_lock_slowpath"];
         // Each of the first four has brought a 5.10 kernel down.
         let path = ["___pcpu_freelist_pop", "free_htab_elem", "lookup_elem_raw", "bpf_ringbuf_reserve"];
         let more = ["array_map_lookup_elem", "ktime_get_mono_fast_ns", "migrate_disable", "bpf_ktime_get_ns"];
+        let rcu = ["rcu_note_context_switch", "__rcu_read_lock", "migrate_enable", "_raw_spin_unlock_irqrestore"];
         let stacks = ["get_perf_callchain", "unwind_next_frame", "copy_from_kernel_nofault"];
-        for name in locks.iter().chain(&path).chain(&more).chain(&stacks) {
+        for name in locks.iter().chain(&path).chain(&more).chain(&rcu).chain(&stacks) {
             assert_eq!(by_name(name), Some(NotTraceable::ProbePath), "{name}");
         }
         let harmless =

@@ -26,12 +26,12 @@ unsafe extern "C" {
 }
 
 /// A copy of this process, and the line to it.
-struct Copy {
+struct Forked {
     process: c_int,
     line: BufReader<UnixStream>,
 }
 
-impl Copy {
+impl Forked {
     /// Has a copy of this process do `work`, and then exit; it goes with its last thread, whatever it holds.
     fn begin(work: impl FnOnce(BufReader<UnixStream>)) -> Self {
         let (here, there) = UnixStream::pair().unwrap();
@@ -99,7 +99,7 @@ fn numbers<const N: usize>(text: &str) -> [u64; N] {
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn stopped_and_continued() {
     const MEANWHILE: u64 = 3_000;
-    let mut other = Copy::begin(|mut line| {
+    let mut other = Forked::begin(|mut line| {
         let builder = LatencyProbe::builder().function("ip_rcv").function("inet_csk_accept").ring_bytes(64 << 10);
         let probe = builder.attach().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -218,7 +218,7 @@ fn others_trace_the_same() {
         fs::write(format!("{TRACING}/{file}"), text).unwrap_or_else(|error| panic!("{text} to {file}: {error}"));
     };
     for &pairing in pairings() {
-        let mut other = Copy::begin(|mut line| {
+        let mut other = Forked::begin(|mut line| {
             say(&line, "here");
             line.get_ref().set_nonblocking(true).unwrap();
             let mut turns = 0;
@@ -421,7 +421,7 @@ fn killed_at_any_moment() {
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn leaked() {
     until_bpf_is_gone();
-    let mut other = Copy::begin(|mut line| {
+    let mut other = Forked::begin(|mut line| {
         std::mem::forget(probe(&["ip_rcv"]));
         say(&line, "leaked");
         hear(&mut line);
@@ -439,7 +439,7 @@ fn leaked() {
 fn inherited() {
     until_bpf_is_gone();
     let mut parents = Some(probe(&["ip_rcv"]));
-    let mut other = Copy::begin(|mut line| {
+    let mut other = Forked::begin(|mut line| {
         drop(parents.take());
         say(&line, "dropped");
         hear(&mut line);
@@ -465,7 +465,7 @@ fn killed_by_the_hundred() {
         let probe = attach_paired(LatencyProbe::builder().function("udp_recvmsg"), pairing);
         let begin = MonotonicTime::now();
         for n in 1..=TIMES {
-            let other = Copy::begin(|mut line| {
+            let other = Forked::begin(|mut line| {
                 for _ in 0..THREADS {
                     let wait = || udp_to_itself().recv(&mut [0; 8]);
                     thread::Builder::new().stack_size(64 << 10).spawn(wait).expect("a thread");

@@ -115,7 +115,8 @@ fn again_and_again() {
     println!("{now} KiB, {warm} KiB after {WARM_UP} of {cycles} times");
     assert!(now < warm + 2_048, "{now} KiB, {warm} KiB after {WARM_UP} of {cycles} times");
     assert_back_to(&before);
-    assert_eq!(trouble(), complaints);
+    let new: Vec<_> = trouble().into_iter().filter(|line| !complaints.contains(line)).collect();
+    assert!(new.is_empty(), "{new:#?}");
 }
 
 /// Two probes on the same function both see every call; one that goes takes nothing from the other.
