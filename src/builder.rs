@@ -3,7 +3,7 @@
 use std::num::NonZero;
 use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use crossbeam_channel::bounded;
 
@@ -45,6 +45,7 @@ pub struct LatencyProbeBuilder {
     spans: Vec<Span>,
     max_age: Option<Duration>,
     best_effort: bool,
+    wait_for_modules: Duration,
     plain_tracepoints: bool,
     frames: bool,
     events: Events,
@@ -73,6 +74,7 @@ impl LatencyProbeBuilder {
             spans: Vec::new(),
             max_age: None,
             best_effort: false,
+            wait_for_modules: Duration::ZERO,
             plain_tracepoints: false,
             frames: false,
             events: Events::All,
@@ -253,6 +255,24 @@ impl LatencyProbeBuilder {
     /// `attach` still fails if no span is left, with what was wrong with the first.
     pub fn best_effort(mut self) -> Self {
         self.best_effort = true;
+        self
+    }
+
+    /// Has `attach` wait for modules that aren't loaded yet, for so long at most: for agents that are started with the
+    /// machine. Defaults to 0: what isn't loaded fails at once.
+    ///
+    /// Only where that is what keeps a function from being measured, as [`Error::missing_module`] tells: it was given as
+    /// `MODULE:FUNCTION`, or a module that `depmod` knows exports it. Until all of them have come, nothing is attached. Of
+    /// tracepoints nobody knows which module will bring them. What comes later than that, a second probe can measure.
+    ///
+    /// A module isn't unloaded while a probe is on one of its functions: the kernel refuses it.
+    ///
+    /// # Errors
+    ///
+    /// `attach` fails if it is more than 292 years; and once the time is up, as it would have at once, or, with
+    /// [`best_effort`](Self::best_effort), without what has not come.
+    pub fn wait_for_modules(mut self, time: Duration) -> Self {
+        self.wait_for_modules = time;
         self
     }
 
@@ -460,24 +480,20 @@ impl LatencyProbeBuilder {
 
     fn attach_to(self, delivery: Delivery, receivers: Receivers) -> Result<LatencyProbe, Error> {
         kernel::check_privileges()?;
-        let kernel = Kernel::open()?;
         let access = self.access();
-        let resolver = Resolver {
-            max_age: self.max_age,
-            events: self.events,
-            filter: self.filter.as_ref(),
-            identify: self.identify,
-            stories: self.stories,
-            inner_headers: self.inner_headers,
-            slowest: NonZero::new(self.slowest as u32),
-            ..Resolver::new(&kernel, access)
+        let deadline = Instant::now() + self.wait_for_modules;
+        let (kernel, plans, mut failures) = loop {
+            let kernel = Kernel::open()?;
+            let resolved = self.resolve(&kernel, access);
+            let missing = match &resolved {
+                Ok((_, failures)) => failures.missing_modules(),
+                Err(error) => error.missing_module().into_iter().collect(),
+            };
+            if missing.is_empty() || !kernel::wait_for_any(&missing, deadline) {
+                let (plans, failures) = resolved?;
+                break (kernel, plans, failures);
+            }
         };
-        let mut failures = Failures::new(self.best_effort);
-        let mut plans: Vec<SpanPlan> = Vec::new();
-        for span in &self.spans {
-            let resolved = resolver.span(span).and_then(|plan| check_distinct(&plans, plan));
-            plans.extend(failures.unless_strict(&span.display_name(), resolved)?);
-        }
 
         let store = driver::choose_store()?;
         let told = plans.iter().any(|plan| plan.told);
@@ -510,6 +526,27 @@ impl LatencyProbeBuilder {
         let failures = failures.unless_all(spans.is_empty())?;
         let switch = shared.switch_on()?;
         Ok(LatencyProbe::new(spans, failures, switch, codec, reader, receivers))
+    }
+
+    /// What this kernel has for the spans.
+    fn resolve(&self, kernel: &Kernel, access: Access) -> Result<(Vec<SpanPlan>, Failures), Error> {
+        let resolver = Resolver {
+            max_age: self.max_age,
+            events: self.events,
+            filter: self.filter.as_ref(),
+            identify: self.identify,
+            stories: self.stories,
+            inner_headers: self.inner_headers,
+            slowest: NonZero::new(self.slowest as u32),
+            ..Resolver::new(kernel, access)
+        };
+        let mut failures = Failures::new(self.best_effort);
+        let mut plans: Vec<SpanPlan> = Vec::new();
+        for span in &self.spans {
+            let resolved = resolver.span(span).and_then(|plan| check_distinct(&plans, plan));
+            plans.extend(failures.unless_strict(&span.display_name(), resolved)?);
+        }
+        Ok((plans, failures))
     }
 
     /// What only spans between hooks need to know is only tried for them.
@@ -558,6 +595,10 @@ impl LatencyProbeBuilder {
                 ));
             }
         }
+        if self.wait_for_modules > LONGEST {
+            let reason = format!("waiting {:?} for modules: up to 292 years are possible", self.wait_for_modules);
+            return Err(Error::config("wait_for_modules", reason));
+        }
         for events in self.spans.iter().filter_map(|span| span.events).chain([self.events]) {
             events.check()?;
         }
@@ -595,6 +636,11 @@ impl Failures {
             }
             other => other.map(Some),
         }
+    }
+
+    /// That would have to be loaded for more to work.
+    fn missing_modules(&self) -> Vec<&str> {
+        self.failures.iter().filter_map(|failure| failure.error.missing_module()).collect()
     }
 
     /// Where nothing was attached, the first error stands for all.
@@ -722,6 +768,14 @@ mod tests {
         for age in [Duration::ZERO, Duration::from_secs(1 << 40), Duration::MAX] {
             assert_eq!(rejected(builder().max_age(age)).0, "max_age");
             assert_eq!(rejected(builder().span(Span::function("x").max_age(age))).0, "max_age");
+        }
+    }
+
+    /// Nobody waits longer than any clock can tell.
+    #[test]
+    fn waiting() {
+        for time in [LONGEST + Duration::from_nanos(1), Duration::MAX] {
+            assert_eq!(rejected(builder().wait_for_modules(time)).0, "wait_for_modules");
         }
     }
 

@@ -392,6 +392,29 @@ impl Error {
         }
     }
 
+    /// The module that isn't loaded, and would have to be first.
+    ///
+    /// For programs that run for long: a second probe can measure what the module has, once it is there.
+    ///
+    /// ```no_run
+    /// use dwell::LatencyProbe;
+    ///
+    /// let probe = LatencyProbe::builder().function("ip_rcv").function("nft_do_chain").best_effort().attach()?;
+    /// let mut missing: Vec<_> = probe.failures().iter().filter(|failure| failure.error.missing_module().is_some()).collect();
+    /// // From time to time:
+    /// missing.retain(|failure| match LatencyProbe::builder().function(failure.span.as_str()).attach() {
+    ///     Ok(another) => false, // to be kept and read beside the first
+    ///     Err(error) => error.missing_module().is_some(),
+    /// });
+    /// # Ok::<(), dwell::Error>(())
+    /// ```
+    pub fn missing_module(&self) -> Option<&str> {
+        match self.kind() {
+            ErrorKind::NotTraceable { reason: NotTraceable::ModuleNotLoaded { module }, .. } => Some(module),
+            _ => None,
+        }
+    }
+
     pub(crate) fn config(setting: &'static str, reason: impl Into<String>) -> Self {
         ErrorKind::Config { setting, reason: reason.into() }.into()
     }

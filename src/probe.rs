@@ -29,6 +29,13 @@ use crate::span::Key;
 /// Made by [`LatencyProbe::builder`]. It owns all that it needs, can be moved to another thread, and several can run
 /// at once, in one process or in many, on the same functions or on others.
 ///
+/// # Processes
+///
+/// However the process ends, the kernel detaches what is its own. A child that it makes by `fork()` has a copy, which
+/// keeps the programs attached for as long as the child has it, beyond the parent's end. The child can drop it, or
+/// [stop](Self::stop) it, which takes nothing from the parent's; it gets no events. A child that executes another program,
+/// as [`Command`](std::process::Command)'s do, has nothing of it.
+///
 /// # Privileges
 ///
 /// `CAP_BPF` and `CAP_PERFMON`, or root; for functions of modules `CAP_SYS_ADMIN`.
@@ -59,6 +66,8 @@ pub struct LatencyProbe {
     reader: Option<Reader>,
     receivers: Receivers,
     halted: bool,
+    /// The id of the process that attached it.
+    process: u32,
 }
 
 /// Where events can be received. Of these at most one is open.
@@ -184,7 +193,7 @@ impl LatencyProbe {
         receivers: Receivers,
     ) -> Self {
         let (infos, spans) = spans.into_iter().unzip();
-        Self { infos, spans, failures, switch, codec, reader, receivers, halted: false }
+        Self { infos, spans, failures, switch, codec, reader, receivers, halted: false, process: std::process::id() }
     }
 
     /// The events, one by one.
@@ -436,6 +445,14 @@ impl LatencyProbe {
 
     fn halt(&mut self) {
         if std::mem::replace(&mut self.halted, true) {
+            return;
+        }
+        // The copy that a forked child has: the switch and the reader are its parent's.
+        if std::process::id() != self.process {
+            if let Some(reader) = &mut self.reader {
+                reader.disown();
+            }
+            self.spans.iter_mut().for_each(AttachedSpan::detach);
             return;
         }
         // What is believed by now stays so: skips from here on, of which the programs see less, don't put it in doubt.

@@ -150,7 +150,7 @@ fn in_time() {
     }
 }
 
-/// A reader that has nothing to read sleeps.
+/// A reader that has nothing to read sleeps, and takes less than a hundredth of a CPU.
 #[test]
 fn idle() {
     const SECONDS: u64 = 5;
@@ -158,25 +158,29 @@ fn idle() {
     let quiet = Span::between(Hook::tracepoint("tcp_retransmit_skb"), Hook::tracepoint("net_dev_queue"));
     let Some(probe) = possible("idle", LatencyProbe::builder().span(quiet).attach()) else { return };
     thread::sleep(Duration::from_millis(500));
-    let before = sleeps_of_reader();
+    let (before, ran_before) = of_reader();
     thread::sleep(Duration::from_secs(SECONDS));
-    let sleeps = sleeps_of_reader() - before;
-    println!("{sleeps} in {SECONDS} s");
+    let (sleeps, ran) = of_reader();
+    let (sleeps, ran) = (sleeps - before, ran - ran_before);
+    println!("{sleeps} in {SECONDS} s, {ran:?} of CPU");
     assert!(sleeps < 10 * SECONDS, "{sleeps} in {SECONDS} s");
+    assert!(ran < Duration::from_secs(SECONDS) / 100, "{ran:?} in {SECONDS} s");
     drop(probe);
 }
 
-/// How often the reader's thread has gone to sleep.
-fn sleeps_of_reader() -> u64 {
+/// How often the reader's thread has gone to sleep, and how long it has run.
+fn of_reader() -> (u64, Duration) {
     let tasks = fs::read_dir("/proc/self/task").expect("/proc is mounted");
     let of_task = |task: fs::DirEntry| {
         let comm = fs::read_to_string(task.path().join("comm")).ok()?;
         let status = fs::read_to_string(task.path().join("status")).ok()?;
         let sleeps = status.lines().find_map(|line| line.strip_prefix("voluntary_ctxt_switches:"))?;
-        (comm.trim() == "dwell-reader").then(|| sleeps.trim().parse().unwrap())
+        let times = fs::read_to_string(task.path().join("schedstat")).ok()?;
+        let ran = times.split(' ').next()?.parse().ok()?;
+        (comm.trim() == "dwell-reader").then(|| (sleeps.trim().parse().unwrap(), Duration::from_nanos(ran)))
     };
     let mut readers = tasks.flatten().filter_map(of_task);
-    let sleeps = readers.next().expect("a reader");
+    let reader = readers.next().expect("a reader");
     assert_eq!(readers.next(), None);
-    sleeps
+    reader
 }

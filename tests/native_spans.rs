@@ -150,7 +150,7 @@ fn tcp(messages: usize) {
     }
 }
 
-/// While packets come without end, probes come and go: what is left of one that stops pairs nothing.
+/// While packets come without end, probes come and go, quickly: what is left of one that stops pairs nothing.
 #[test]
 fn stopping_under_load() {
     let _alone = ONE_AT_A_TIME.lock();
@@ -162,6 +162,7 @@ fn stopping_under_load() {
                 ping_pong(&socket, 100);
             }
         });
+        let mut quickest = Duration::MAX;
         for _ in 0..10 {
             let span = across().on_restart(Restart::KeepFirst);
             let Some(probe) = attach("stopping_under_load", LatencyProbe::builder().span(span)) else { break };
@@ -169,12 +170,16 @@ fn stopping_under_load() {
             let events = probe.events().clone();
             let begin = Instant::now();
             let ledger = probe.stop();
+            quickest = quickest.min(begin.elapsed());
             let took = begin.elapsed() + Duration::from_millis(50);
             assert!(ledger.is_balanced(), "{ledger}");
             assert!(ledger.spans[0].open <= 2, "{ledger}");
             assert!(events.iter().all(|event| event.latency < took), "{ledger}");
         }
         stop.store(true, std::sync::atomic::Ordering::Relaxed);
+        // A busy machine may hold up some of them; and where no probe is allowed there is none.
+        println!("the quickest stopped in {quickest:?}");
+        assert!(quickest == Duration::MAX || quickest < Duration::from_millis(500), "{quickest:?}");
     });
 }
 

@@ -9,6 +9,8 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use libbpf_rs::{PrintCallback, PrintLevel, set_print};
 
+use super::signals::Blocked;
+
 /// How much a message of libbpf matters.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 #[non_exhaustive]
@@ -55,10 +57,11 @@ pub fn set_libbpf_log(hook: Option<LibbpfLog>) {
     *lock(&HOOK) = hook;
 }
 
-/// Runs `work`, which may call libbpf, and returns the warnings that it caused with its result.
+/// Runs `work`, which may call libbpf, undisturbed by signals, and returns the warnings that it caused with its result.
 ///
 /// Calls don't nest.
 pub(super) fn captured<T>(work: impl FnOnce() -> T) -> (T, Vec<String>) {
+    let _undisturbed = Blocked::new();
     let hook = *lock(&HOOK);
     CAPTURED.set(Some(Vec::new()));
     let installation = Installation::new(if hook.is_some() { PrintLevel::Debug } else { PrintLevel::Info });

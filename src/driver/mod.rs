@@ -12,6 +12,7 @@ mod object;
 mod reader;
 mod rings;
 mod room;
+mod signals;
 mod skel;
 mod slowest;
 mod span;

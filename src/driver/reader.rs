@@ -134,6 +134,12 @@ impl Reader {
     pub(crate) fn is_abandoned(&self) -> bool {
         self.abandoned
     }
+
+    /// Leaves the thread to the process that has it.
+    pub(crate) fn disown(&mut self) {
+        // Of a thread that isn't there nothing can be asked, not even not to be waited for.
+        std::mem::forget(self.thread.take());
+    }
 }
 
 impl Drop for Reader {

@@ -2,6 +2,8 @@
 
 use std::fs;
 use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
 
 use super::host;
 
@@ -67,6 +69,27 @@ pub(super) fn is_loaded(module: &str) -> bool {
     Path::new("/sys/module").join(module).join("initstate").exists()
 }
 
+/// How often it is looked whether a module has come.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Waits until one of these modules has been loaded and is ready. Whether one is; if not, it is `deadline`.
+pub(crate) fn wait_for_any(modules: &[&str], deadline: Instant) -> bool {
+    let is_ready = |module: &&str| {
+        let state = fs::read_to_string(Path::new("/sys/module").join(module).join("initstate"));
+        state.is_ok_and(|state| state.trim_end() == "live")
+    };
+    loop {
+        if modules.iter().any(is_ready) {
+            return true;
+        }
+        let left = deadline.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return false;
+        }
+        thread::sleep(left.min(LOOK));
+    }
+}
+
 /// Lines are `DIRECTORY/MODULE.ko`, perhaps with `.xz` or the like, perhaps with a colon and what it depends on.
 fn module_of_path(line: &str) -> Option<&str> {
     let path = line.split(':').next()?;
@@ -126,5 +149,14 @@ mod tests {
         let installed = Installed::read();
         assert!(matches!(installed.find("no_such_module"), Place::Nowhere | Place::Unknown));
         assert!(!is_loaded("no_such_module") && !is_loaded("vmlinux"));
+    }
+
+    /// Waiting for what doesn't come ends in time, also if there is none.
+    #[test]
+    fn waits() {
+        let begin = Instant::now();
+        assert!(!wait_for_any(&["no_such_module"], begin + Duration::from_millis(120)));
+        assert!((120..5_000).contains(&begin.elapsed().as_millis()));
+        assert!(!wait_for_any(&["no_such_module"], begin));
     }
 }

@@ -22,6 +22,7 @@ mod symbols;
 
 pub(crate) use explain::near;
 pub(crate) use host::{btf_size, holds, lacks, lockdown, locked_memory_is_limited, modules_with_btf, user_namespace};
+pub(crate) use installed::wait_for_any;
 pub(crate) use lookup::{Function, Kernel, Tracepoint};
 pub(crate) use preempt::PreemptCount;
 pub(crate) use signature::{Param, Return, Signature};

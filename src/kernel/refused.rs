@@ -31,14 +31,16 @@ const NEVER_RETURN: [&str; 19] = [
 const SPIN_LOCKS: [&str; 4] = ["_spin_lock", "_spin_unlock", "_spin_trylock", "spin_lock_slowpath"];
 
 /// Beginnings of the names of functions that the programs use: the hash map, the ring buffer, clocks, RCU, the
-/// trampoline. Before 5.12, where nothing keeps a program from running within itself, to trace one would be a recursion
+/// trampoline, reading memory, walking the stack. Before 5.12, where nothing keeps a program from running within itself, to trace one would be a recursion
 /// without end; from then on their calls by the programs are skipped, and skipping makes doubt.
-const PROBE_PATH: [&str; 31] = [
+const PROBE_PATH: [&str; 42] = [
     "___pcpu_freelist_",
     "__bpf_",
     "__htab_",
+    "__kernel_text_address",
     "__pcpu_freelist_",
     "__rcu_",
+    "__unwind_",
     "acpi_pm_read",
     "alloc_htab_elem",
     "array_map_",
@@ -47,24 +49,33 @@ const PROBE_PATH: [&str; 31] = [
     "bpf_map_",
     "bpf_ringbuf_",
     "bpf_trampoline_",
+    "copy_from_kernel_nofault",
     "copy_map_value",
     "debug_smp_processor_id",
     "free_htab_elem",
+    "get_callchain_",
+    "get_perf_callchain",
+    "get_recursion_context",
     "htab_",
     "hv_clock",
     "irq_work_",
+    "is_bpf_text_address",
     "ktime_get_",
     "kvm_clock_",
     "lookup_elem_raw",
     "lookup_nulls_elem_raw",
     "migrate_",
+    "orc_",
     "pcpu_freelist_",
+    "perf_callchain_",
+    "put_callchain_",
     "pvclock_",
     "rcu_",
     "read_hpet",
     "read_hv_",
     "read_tsc",
     "sched_clock",
+    "unwind_",
 ];
 
 /// What rules a function out before anything is looked up.
@@ -87,11 +98,13 @@ mod tests {
         for name in ["do_exit", "make_task_dead", "kthread_exit", "complete_and_exit"] {
             assert_eq!(by_name(name), Some(NotTraceable::NeverReturns), "{name}");
         }
-        let locks = ["_raw_spin_lock", "native_queued_spin_lock_slowpath", "_raw_spin_unlock_irqrestore"];
+        let locks = ["_raw_spin_lock", "queued_spin_lock_slowpath", "native_queued_spin_lock_slowpath"];
         // Each of the first four has brought a 5.10 kernel down.
         let path = ["___pcpu_freelist_pop", "free_htab_elem", "lookup_elem_raw", "bpf_ringbuf_reserve"];
         let more = ["array_map_lookup_elem", "ktime_get_mono_fast_ns", "migrate_disable", "bpf_ktime_get_ns"];
-        for name in locks.iter().chain(&path).chain(&more) {
+        let rcu = ["rcu_note_context_switch", "__rcu_read_lock", "migrate_enable", "_raw_spin_unlock_irqrestore"];
+        let stacks = ["get_perf_callchain", "unwind_next_frame", "copy_from_kernel_nofault"];
+        for name in locks.iter().chain(&path).chain(&more).chain(&rcu).chain(&stacks) {
             assert_eq!(by_name(name), Some(NotTraceable::ProbePath), "{name}");
         }
         let harmless =

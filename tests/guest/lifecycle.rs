@@ -8,7 +8,7 @@ use std::time::Instant;
 use dwell::{Hook, LatencyProbe, Span};
 
 use crate::support::{
-    SetOnDrop, bpf_objects, eventually, finish, ms, only, ping_pong, probe, udp_to_itself, until_bpf_is_gone,
+    SetOnDrop, bpf_objects, eventually, finish, ms, only, ping_pong, probe, run, udp_to_itself, until_bpf_is_gone,
 };
 
 /// What this process holds open, and what the kernel holds of BPF: programs, maps and links.
@@ -59,10 +59,28 @@ fn assert_back_to(before: &Held) {
     assert_eq!(now, *before, "something is left");
 }
 
-/// 24 times attached and detached, under traffic: no descriptor, thread, program, map or link remains.
+/// What the kernel says of trouble.
+fn trouble() -> Vec<String> {
+    let is_trouble =
+        |line: &&str| ["WARNING:", "BUG:", "Oops", "stall", "lockup"].iter().any(|word| line.contains(word));
+    run("dmesg").lines().filter(is_trouble).map(str::to_owned).collect()
+}
+
+/// The memory that this process has, in KiB.
+fn resident() -> i64 {
+    let status = fs::read_to_string("/proc/self/status").expect("/proc is mounted");
+    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).expect("a line of it");
+    line.trim().trim_end_matches(" kB").parse().expect("a number")
+}
+
+/// 24 times attached and detached, under traffic, or as often as `DWELL_CYCLES` says: no descriptor, thread, program, map or
+/// link remains, memory doesn't become more, and the kernel has nothing to complain of.
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn again_and_again() {
+    const WARM_UP: usize = 8;
+    let cycles = std::env::var("DWELL_CYCLES").map_or(24, |cycles| cycles.parse().expect("a number"));
+    let (complaints, mut warm) = (trouble(), 0);
     let before = nothing();
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
@@ -75,7 +93,10 @@ fn again_and_again() {
                 thread::sleep(ms(10));
             }
         });
-        for n in 0..24 {
+        for n in 0..cycles {
+            if n == WARM_UP {
+                warm = resident();
+            }
             let probe = if n % 8 == 7 {
                 let span = Span::between(Hook::tracepoint("net_dev_queue"), Hook::entry("ip_rcv_core"));
                 LatencyProbe::builder().span(span).attach().unwrap()
@@ -90,7 +111,12 @@ fn again_and_again() {
             }
         }
     });
+    let now = resident();
+    println!("{now} KiB, {warm} KiB after {WARM_UP} of {cycles} times");
+    assert!(now < warm + 2_048, "{now} KiB, {warm} KiB after {WARM_UP} of {cycles} times");
     assert_back_to(&before);
+    let new: Vec<_> = trouble().into_iter().filter(|line| !complaints.contains(line)).collect();
+    assert!(new.is_empty(), "{new:#?}");
 }
 
 /// Two probes on the same function both see every call; one that goes takes nothing from the other.

@@ -14,6 +14,7 @@ mod examples;
 mod filters;
 mod histograms;
 mod identity;
+mod interference;
 mod lab;
 mod lab_selftest;
 mod ledger;
