@@ -26,7 +26,16 @@ const BETWEEN_TRACEPOINTS: [(&str, &str, &[Key]); 3] = [
     ("netif_receive_skb", "net_dev_queue", &[Key::FlowReply, Key::Thread]),
 ];
 
-const FILTERS: [&str; 6] = ["udp", "tcp", "port 9", "net 127.0.0.0/8", "not udp", "ip6"];
+const FILTERS: &[&str] = &[
+    "udp",
+    "tcp",
+    "port 9",
+    "net 127.0.0.0/8",
+    "not udp",
+    "ip6",
+    #[cfg(feature = "pcap")]
+    "pcap \"udp[8] = 7\"",
+];
 
 /// A probe, as it was asked for.
 pub struct Wish {
