@@ -295,7 +295,7 @@ pub enum ErrorKind {
         errno: i32,
         /// What the verifier has against it.
         verdict: String,
-        /// The last lines of what it had to say, up to 20.
+        /// The last 20 lines of what it had to say, or up to 64, where it has more to say of that (Linux 7.x).
         log: Vec<String>,
     },
 

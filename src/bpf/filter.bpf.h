@@ -31,8 +31,11 @@ static __always_inline enum answer same_words(const volatile struct dwell_test *
 	__u32 differ = 0;
 
 #pragma unroll
-	for (int n = 0; n < 4; n++)
+	for (int n = 0; n < 4; n++) {
 		differ |= (words[n] & test->mask[n]) ^ test->low[n];
+		/* One word after the other, or clang 22 reads all of them first, onto a stack that is short of room. */
+		asm volatile("" : "+r"(differ));
+	}
 	return differ ? NO : YES;
 }
 

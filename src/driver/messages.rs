@@ -80,8 +80,10 @@ pub(super) struct Rejection {
     pub(super) log: Vec<String>,
 }
 
-/// How many of its last lines are kept.
+/// How many last lines are kept.
 const LOG_LINES: usize = 20;
+/// And of the verifier's, if it takes more of them to explain its verdict.
+const MOST_LINES: usize = 64;
 
 impl Rejection {
     /// Found among libbpf's messages; `None`: the verifier said nothing, or had nothing to do with it.
@@ -93,14 +95,20 @@ impl Rejection {
         // If its last line doesn't end, libbpf goes on behind it.
         let count = messages[begin + 1..].iter().position(|line| line.ends_with(END)).map_or(usize::MAX, |end| end + 1);
         let said: Vec<_> = said.take(count).filter(|line| !line.trim().is_empty()).collect();
-        // What it has cost comes last.
-        let is_cost = |line: &&&str| {
-            ["processed ", "verification time ", "stack depth "].iter().any(|cost| line.starts_with(cost))
-        };
-        let verdict = said.iter().rev().find(|line| !is_cost(line)).or(said.last())?;
-        let log = said[said.len().saturating_sub(LOG_LINES)..].iter().map(|&line| line.to_owned()).collect();
-        Some(Self { program: program.to_owned(), verdict: verdict.trim().to_owned(), log })
+        // It is the first line behind the instructions. Newer kernels (7.x) explain it at length; what it has cost comes last.
+        let behind = said.iter().rposition(|line| is_trace(line)).map_or(0, |last| last + 1);
+        let at = behind.min(said.len().checked_sub(1)?);
+        let from = said.len().saturating_sub(LOG_LINES).min(at);
+        let log = said[from..].iter().take(MOST_LINES).map(|&line| line.to_owned()).collect();
+        Some(Self { program: program.to_owned(), verdict: said[at].trim().to_owned(), log })
     }
+}
+
+/// Whether a line of the verifier's says where it is: an instruction or what it knows there (`4: R0=0 ...`), a line of
+/// source (`; ...`), or which way it has come (`from 3 to 7: ...`).
+fn is_trace(line: &str) -> bool {
+    let is_numbered = line.split_once(':').is_some_and(|(number, _)| number.parse::<u32>().is_ok());
+    is_numbered || line.starts_with("; ") || line.starts_with("from ")
 }
 
 /// The last lines of libbpf's messages.
@@ -197,9 +205,19 @@ mod tests {
         assert!(rejection.log[0] == "0: R1=ctx() R10=fp0" && rejection.log[4].starts_with("processed 1 insns"));
 
         let begin = "libbpf: prog 'p': -- BEGIN PROG LOAD LOG --";
-        let long: String = (0..100).map(|n| format!("line {n}\n")).collect();
-        let rejection = Rejection::find(&lines(&format!("{begin}\n{long}-- END PROG LOAD LOG --\n"))).unwrap();
-        assert_eq!((rejection.log.len(), &*rejection.log[0], &*rejection.verdict), (20, "line 80", "line 99"));
+        let long: String = (0..100).map(|n| format!("{n}: (b7) r0 = 0\n")).collect();
+        let of = |explanation: &str| {
+            let text = format!("{begin}\n{long}R1 isn't\n{explanation}processed 1 insns\n-- END PROG LOAD LOG --\n");
+            let Rejection { verdict, log, .. } = Rejection::find(&lines(&text)).unwrap();
+            assert_eq!(verdict, "R1 isn't");
+            (log.len(), log[0].clone())
+        };
+        assert_eq!(of(""), (20, "82: (b7) r0 = 0".to_owned()));
+        // As Linux 7.x puts it.
+        let explained = "\nReason:\n  R1 is another.\nAt:\n  insn 1\n       | ^-- error: of R1\n  >>> 1 | (79) r2 = *(u64 *)(r1 +0)\n";
+        assert_eq!(of(explained), (20, "88: (b7) r0 = 0".to_owned()));
+        assert_eq!(of(&explained.repeat(5)), (32, "R1 isn't".to_owned()));
+        assert_eq!(of(&explained.repeat(100)), (64, "R1 isn't".to_owned()));
         // Without an end, or with one that isn't on a line of its own.
         for text in [format!("{begin}\nno"), format!("{begin}\nno-- END PROG LOAD LOG --\nlibbpf: more")] {
             assert_eq!(Rejection::find(&lines(&text)).unwrap().log, ["no"]);
