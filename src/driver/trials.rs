@@ -61,10 +61,10 @@ pub(crate) fn typed_tracepoints() -> Trial {
     feature("has_typed_tracepoint", "a tp_btf program", Until::Attached)
 }
 
-/// Whether functions can be traced, as far as loading a program tells; tried once for the process.
+/// Whether functions can be traced; tried once for the process.
 pub(crate) fn has_functions() -> bool {
     static ANSWER: OnceLock<bool> = OnceLock::new();
-    *ANSWER.get_or_init(|| feature("has_fentry", "an fentry program", Until::Loaded).is_ok())
+    *ANSWER.get_or_init(|| feature("has_fentry", "an fentry program", Until::Attached).is_ok())
 }
 
 /// Whether to use [`sessions`]; tried once for the process.

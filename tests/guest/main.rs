@@ -7,6 +7,7 @@
 mod arguments;
 mod delivery;
 mod doctor;
+mod environment;
 mod errors;
 mod exactness;
 mod examples;
@@ -23,6 +24,7 @@ mod packets;
 mod packets_selftest;
 #[cfg(feature = "pcap")]
 mod pcap;
+mod privileges;
 mod raw;
 mod sessions;
 mod slowest;
