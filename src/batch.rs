@@ -36,6 +36,8 @@ pub struct Batches {
     full: Receiver<Vec<LatencyEvent>>,
     /// Back to the reader.
     empty: Sender<Vec<LatencyEvent>>,
+    /// Events in each.
+    size: usize,
 }
 
 /// Some events, at least one, in the order of [`LatencyProbe::events`](crate::LatencyProbe::events).
@@ -66,7 +68,7 @@ pub(crate) fn channel(size: usize, capacity: usize) -> (BatchSender, Batches) {
     // And those that the program holds.
     let (empty, emptied) = bounded(waiting + 4);
     let sender = BatchSender { size, waiting, filling: Vec::with_capacity(size), full, empty: emptied };
-    (sender, Batches { full: filled, empty })
+    (sender, Batches { full: filled, empty, size })
 }
 
 /// Of which nothing ever comes.
@@ -130,6 +132,11 @@ impl Drop for BatchSender {
 }
 
 impl Batches {
+    /// The memory of all that can wait at once, and of the one that is being filled.
+    pub(crate) fn bytes(&self) -> u64 {
+        (self.full.capacity().unwrap_or(0) * self.size * size_of::<LatencyEvent>()) as u64
+    }
+
     /// Waits for the next batch.
     ///
     /// # Errors

@@ -182,8 +182,9 @@ impl LatencyProbeBuilder {
     /// [kept](Self::keep_slowest): to walk a stack takes some microseconds, after the end has been measured, and a record
     /// 760 bytes. Calls that make no record pay little more than without.
     ///
-    /// Each takes memory, up to 2 KiB, which clones of its event share. Names for addresses take `CAP_SYSLOG`, unless
-    /// `kernel.kptr_restrict` is 0; without, stacks are addresses. They are looked up as the event is made: for the slowest,
+    /// Each takes memory, up to 2 KiB, which clones of its event share. Names for addresses take `CAP_SYSLOG`, unless the
+    /// sysctls `kernel.kptr_restrict` and `kernel.perf_event_paranoid` are 0 and at most 1; without, stacks are addresses.
+    /// They are looked up as the event is made: for the slowest,
     /// that is when they are asked for, and a module that has gone meanwhile has no names any more.
     ///
     /// ```no_run

@@ -250,14 +250,28 @@ pub enum ErrorKind {
         reasons: Vec<String>,
     },
 
-    /// The process lacks capabilities that loading tracing programs needs.
-    #[error("tracing needs {}, which this process lacks{}", list(missing), privilege_remedy(*user_namespace))]
+    /// The process lacks capabilities that something needs.
+    #[error("{action} needs {}, which this process lacks{}", list(missing), privilege_remedy(*user_namespace))]
     #[non_exhaustive]
     NoPrivilege {
+        /// What needs them: `tracing`, or one thing that needs more than that.
+        action: String,
         /// The missing capabilities.
         missing: Vec<Capability>,
         /// The process has them, but only within a user namespace, as in a rootless container: there they don't count.
         user_namespace: bool,
+    },
+
+    /// Before Linux 5.11 maps and programs count as locked memory, and the limit on that leaves no room for these.
+    #[error(
+        "maps and programs count as locked memory before Linux 5.11, and here RLIMIT_MEMLOCK is {} bytes for all that this \
+         user has: raise it (`ulimit -l unlimited`, in a service `LimitMEMLOCK=infinity`), or grant CAP_SYS_RESOURCE",
+        limit
+    )]
+    #[non_exhaustive]
+    LockedMemory {
+        /// The limit, in bytes.
+        limit: u64,
     },
 
     /// The kernel doesn't describe its types, which say what functions and tracepoints take.
@@ -269,6 +283,16 @@ pub enum ErrorKind {
     NoBtf {
         /// Where it was looked for.
         path: String,
+    },
+
+    /// What should describe the kernel's types doesn't.
+    #[error("the type information at {path} can't be read: {reason}")]
+    #[non_exhaustive]
+    BadBtf {
+        /// Where it was read.
+        path: String,
+        /// What is wrong with it.
+        reason: String,
     },
 
     /// The kernel refuses fentry/fexit programs, whatever the function, though the process has the capabilities.
@@ -318,8 +342,10 @@ pub enum Capability {
     Bpf,
     /// `CAP_PERFMON`: to load tracing programs.
     Perfmon,
-    /// `CAP_SYS_ADMIN`: to trace functions of modules.
+    /// `CAP_SYS_ADMIN`: to trace functions of modules, and to have the kernel count what programs cost.
     SysAdmin,
+    /// `CAP_SYS_PTRACE`: to look at the namespaces of other users' processes.
+    SysPtrace,
     /// `CAP_SYS_RESOURCE`: to lift the limit on locked memory, where the kernel counts maps against it (before 5.11).
     SysResource,
 }
@@ -328,6 +354,7 @@ impl Capability {
     /// Its bit in a capability set, from `include/uapi/linux/capability.h`.
     pub(crate) fn bit(self) -> u32 {
         match self {
+            Self::SysPtrace => 19,
             Self::SysAdmin => 21,
             Self::SysResource => 24,
             Self::Perfmon => 38,
@@ -342,6 +369,7 @@ impl fmt::Display for Capability {
             Self::Bpf => "CAP_BPF",
             Self::Perfmon => "CAP_PERFMON",
             Self::SysAdmin => "CAP_SYS_ADMIN",
+            Self::SysPtrace => "CAP_SYS_PTRACE",
             Self::SysResource => "CAP_SYS_RESOURCE",
         })
     }
@@ -427,8 +455,9 @@ impl Error {
         ErrorKind::System { action: action.into(), errno }.into()
     }
 
-    pub(crate) fn no_privilege(missing: Vec<Capability>) -> Self {
-        ErrorKind::NoPrivilege { missing, user_namespace: false }.into()
+    /// `action` is what needs these.
+    pub(crate) fn no_privilege(action: impl Into<String>, missing: Vec<Capability>) -> Self {
+        ErrorKind::NoPrivilege { action: action.into(), missing, user_namespace: false }.into()
     }
 
     /// Adds the operating system's error as the source.
@@ -542,7 +571,7 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 25] = [
+        let cases: [(ErrorKind, &str); 27] = [
             (
                 ErrorKind::FilterSyntax { position: 5, word: "x".into(), reason: "`x` is no port".into() },
                 "the filter can't be read at character 5: `x` is no port",
@@ -635,13 +664,31 @@ mod tests {
                 "the stage `conntrack` can't be had here: no `a`; no `b`",
             ),
             (
-                ErrorKind::NoPrivilege { missing: vec![Capability::Bpf, Capability::Perfmon], user_namespace: false },
+                ErrorKind::NoPrivilege {
+                    action: "tracing".into(),
+                    missing: vec![Capability::Bpf, Capability::Perfmon],
+                    user_namespace: false,
+                },
                 "tracing needs CAP_BPF and CAP_PERFMON, which this process lacks: run it as root, or grant it with `setcap`",
             ),
             (
-                ErrorKind::NoPrivilege { missing: vec![Capability::Bpf], user_namespace: true },
+                ErrorKind::NoPrivilege {
+                    action: "tracing".into(),
+                    missing: vec![Capability::Bpf],
+                    user_namespace: true,
+                },
                 "tracing needs CAP_BPF, which this process lacks outside its user namespace: \
                  run it on the host, or in a container that isn't rootless",
+            ),
+            (
+                ErrorKind::LockedMemory { limit: 65_536 },
+                "maps and programs count as locked memory before Linux 5.11, and here RLIMIT_MEMLOCK is 65536 bytes for all \
+                 that this user has: raise it (`ulimit -l unlimited`, in a service `LimitMEMLOCK=infinity`), or grant \
+                 CAP_SYS_RESOURCE",
+            ),
+            (
+                ErrorKind::BadBtf { path: "/sys/kernel/btf/vmlinux".into(), reason: "it is cut off".into() },
+                "the type information at /sys/kernel/btf/vmlinux can't be read: it is cut off",
             ),
             (
                 ErrorKind::TracingRefused { errno: 1, lockdown: Some(Lockdown::Confidentiality) },

@@ -133,12 +133,33 @@
 //! |---|---|
 //! | kernel | Linux 5.10 or later, with BTF (`CONFIG_DEBUG_INFO_BTF=y`, as distributions have it) |
 //! | architecture | one with BPF trampolines: x86-64, arm64 from Linux 6.4 on. Both are tested. Without them, packets can be followed between tracepoints |
-//! | privileges | `CAP_BPF` and `CAP_PERFMON`, or root; for functions of modules `CAP_SYS_ADMIN` |
+//! | privileges | `CAP_BPF` and `CAP_PERFMON`, or root; [some things need more](#privileges) |
+//! | memory | some 4 MiB of the kernel's: [`LatencyProbe::memory`] |
 //! | on 5.10 | no functions of modules; `CAP_SYS_RESOURCE`, or an `RLIMIT_MEMLOCK` of 8 MiB or more |
 //! | from 5.12 on | a lock-free table in place of a hash map, and a ring for each CPU: a fraction of the cost |
 //! | from 7.0 on | calls are paired by sessions, and never in doubt |
 //! | to build | clang 14 or later, the headers of libelf and zlib, `pkg-config` |
 //! | feature `pcap`, off by default | libpcap and its headers; it adds filters by pcap expressions, `Filter::pcap` |
+//!
+//! # Privileges
+//!
+//! An ordinary user with these, and no others, has what is named here. What is missing is named by the error.
+//!
+//! | what | needs |
+//! |---|---|
+//! | calls, spans, stages, filters, histograms, events, stories, the slowest, [`LatencyProbe::empty_call`] | `CAP_BPF` and `CAP_PERFMON`, for both of which `CAP_SYS_ADMIN` stands, too |
+//! | functions of modules | `CAP_SYS_ADMIN` as well |
+//! | [`ProgramStatistics`] | `CAP_SYS_ADMIN` |
+//! | names in stacks, [`Story::context`], who has dropped a packet | `CAP_SYSLOG`, or the sysctls `kernel.kptr_restrict` 0 and `kernel.perf_event_paranoid` 1; without, stacks are addresses, and the others `None` |
+//! | [`Filter::netns_of_pid`], or `/proc/PID/ns/net`, of another user's process | `CAP_SYS_PTRACE` |
+//! | [`Filter::pid`], [`Filter::tid`] | to be in the host's pid namespace. Events have the host's pids in any |
+//! | [`Filter::cgroup`] | to be in the host's cgroup namespace, or to see the hierarchy's root |
+//! | all of it, before Linux 5.11 | `RLIMIT_MEMLOCK` of 8 MiB for the defaults and one function, or `CAP_SYS_RESOURCE`, by which that limit is lifted. From 5.11 on it is left alone |
+//! | to be told that the kernel [excludes](NotTraceable::Excluded) a function, not only that it refused it | to read tracefs, as root can |
+//!
+//! Capabilities count in the initial user namespace only. The lockdown mode `integrity` changes nothing; under
+//! `confidentiality` packets' headers can't be read, so that what takes them is refused, or left out of events: flows as keys,
+//! filters and groups by headers, and [`identify`](LatencyProbeBuilder::identify) where there is no socket.
 //!
 //! # Will it work here?
 //!
@@ -221,6 +242,7 @@ mod hook;
 mod identity;
 mod kernel;
 mod ledger;
+mod memory;
 mod name;
 mod pairing;
 mod plan;
@@ -250,6 +272,7 @@ pub use hook::Hook;
 pub use identity::Identity;
 pub use kernel::Symbol;
 pub use ledger::{Imbalance, Ledger, SpanLedger};
+pub use memory::Memory;
 pub use name::Name;
 pub use pairing::{Pairing, Store};
 pub use probe::{Failure, LatencyProbe, SpanInfo};

@@ -260,6 +260,14 @@ impl Site {
         }
     }
 
+    /// `None`: it is in the kernel itself.
+    pub(crate) fn module(&self) -> Option<&str> {
+        match self {
+            Self::Entry(function) | Self::Exit(function) => function.module.as_deref(),
+            Self::Tracepoint(tracepoint) => tracepoint.module.as_deref(),
+        }
+    }
+
     /// What its function returns, where it can be seen.
     pub(crate) fn ret(&self) -> Return {
         match self {

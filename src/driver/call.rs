@@ -2,8 +2,9 @@
 
 use std::mem::MaybeUninit;
 
-use libbpf_rs::skel::{OpenSkel as _, SkelBuilder as _};
+use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder as _};
 
+use super::memory::{MapBytes, add_maps};
 use super::object::{Context, builder, prepare};
 use super::span::{Failure, Part, Step, at, choose, explained};
 use super::state::StateMaps;
@@ -11,16 +12,15 @@ use super::{Rings, skel};
 use crate::error::Error;
 use crate::kernel::Return;
 use crate::pairing::{Pairing, Store};
-use crate::plan::{CallPlan, ConditionKind, NO_WORD, Role, SubjectPlan};
+use crate::plan::{CallPlan, ConditionKind, NO_WORD, Role, Site, SubjectPlan};
 
 /// Attaches part `part` of a span; on failure nothing of it is left.
 pub(super) fn attach(context: &Context<'_>, part: usize, call: &CallPlan, pairing: Pairing) -> Result<Part, Error> {
-    let name = call.function.to_string();
     let load = match pairing {
         Pairing::Session => load_session,
         _ => load_frames,
     };
-    explained(&name, Some(&call.function), || load(context, part, call))
+    explained(&Site::Entry(call.function.clone()), || load(context, part, call))
 }
 
 /// Which of the programs for frames serve a function.
@@ -176,11 +176,13 @@ fn load_frames(context: &Context<'_>, part: usize, call: &CallPlan) -> Result<Pa
     let identities = context.plan.identified.then_some(&maps.dwell_identities);
     let maps = StateMaps::keep(&maps.bss, &maps.dwell_overflow, &maps.data_doubt, identities, context.plan.max_age);
     let maps = maps.map_err(at(Step::Load))?;
+    let mut map_bytes = MapBytes::new();
+    add_maps(&mut map_bytes, skel.object());
     let attaching = at(Step::Attach);
     // The exit first, so that every call whose entry is seen can have its exit seen.
     let exit = exit.attach_trace().map_err(&attaching)?;
     let entry = entry.attach_trace().map_err(&attaching)?;
-    Ok(Part { links: vec![exit, entry], maps })
+    Ok(Part { links: vec![exit, entry], maps, map_bytes })
 }
 
 /// One fsession program.
@@ -216,6 +218,8 @@ fn load_session(context: &Context<'_>, part: usize, call: &CallPlan) -> Result<P
     let identities = context.plan.identified.then_some(&maps.dwell_identities);
     let maps = StateMaps::keep(&maps.bss, &maps.dwell_overflow, &maps.data_doubt, identities, context.plan.max_age);
     let maps = maps.map_err(at(Step::Load))?;
+    let mut map_bytes = MapBytes::new();
+    add_maps(&mut map_bytes, skel.object());
     let link = program.attach_trace().map_err(at(Step::Attach))?;
-    Ok(Part { links: vec![link], maps })
+    Ok(Part { links: vec![link], maps, map_bytes })
 }

@@ -4,9 +4,10 @@ use std::hash::{BuildHasher as _, RandomState};
 use std::mem::MaybeUninit;
 use std::os::fd::AsFd as _;
 
-use libbpf_rs::skel::{OpenSkel, SkelBuilder as _};
+use libbpf_rs::skel::{OpenSkel, Skel as _, SkelBuilder as _};
 use libbpf_rs::{Link, OpenObject, OpenProgramMut, ProgramAttachType, ProgramMut};
 
+use super::memory::{MapBytes, add_maps};
 use super::object::{Context, builder, prepare};
 use super::skel::hook::{HookProgs, HookSkelBuilder, OpenHookProgs, OpenHookSkel, types};
 use super::span::{Part, Step, at, explain, explained};
@@ -37,12 +38,13 @@ pub(super) fn attach(context: &Context<'_>, hooks: &[HookPlan]) -> Result<Part, 
         Role::Start => 2,
     });
     let mut maps = None;
+    let mut map_bytes = MapBytes::new();
     let mut links = Vec::new();
     for hooks in hooks.chunks(HOOKS) {
-        object.load(hooks, &mut maps, &mut links)?;
+        object.load(hooks, &mut maps, &mut map_bytes, &mut links)?;
     }
     let Some(maps) = maps else { return Err(Error::config("span", "it has no hooks")) };
-    Ok(Part { links, maps })
+    Ok(Part { links, maps, map_bytes })
 }
 
 /// What the objects of a span have in common.
@@ -57,6 +59,7 @@ impl Object<'_> {
         &self,
         hooks: &[(usize, &HookPlan)],
         first_maps: &mut Option<StateMaps>,
+        map_bytes: &mut MapBytes,
         links: &mut Vec<Link>,
     ) -> Result<(), Error> {
         let mut object = MaybeUninit::uninit();
@@ -64,12 +67,13 @@ impl Object<'_> {
             messages::captured(|| self.open(&mut object, hooks, first_maps.as_ref()).and_then(OpenSkel::load));
         let skel = skel.map_err(|error| {
             let hook = hooks.get(blamed(&log)).map_or(hooks[0].1, |(_, hook)| hook);
-            explain(&at(Step::Load)(error), &hook.site.to_string(), hook.site.function(), log)
+            explain(&at(Step::Load)(error), &hook.site, log)
         })?;
+        add_maps(map_bytes, skel.object());
         let programs = loaded(&skel.progs);
         for (n, (_, hook)) in hooks.iter().enumerate() {
             let program = programs[self.variant(hook)][n];
-            links.push(explained(&hook.site.to_string(), hook.site.function(), || {
+            links.push(explained(&hook.site, || {
                 self.context
                     .shared
                     .programs

@@ -7,6 +7,7 @@ mod intake;
 mod latencies;
 #[cfg(not(dwell_docs))]
 mod layout;
+mod memory;
 mod messages;
 mod object;
 mod reader;
@@ -29,6 +30,7 @@ use libbpf_rs::{ErrorExt as _, MapCore as _, MapFlags, MapHandle, MapType, libbp
 use rustix::param::page_size;
 
 pub(crate) use latencies::Reading;
+pub(crate) use memory::kernel_memory;
 pub use messages::{LibbpfLevel, LibbpfLog, set_libbpf_log};
 pub(crate) use reader::Reader;
 pub(crate) use room::choose_store;
@@ -40,7 +42,7 @@ pub(crate) use tally::{SpanTally, Tally};
 use self::rings::{CALL_STRIDE, stride};
 use self::state::{Programs, StateMaps};
 use self::types::CoreTypes;
-use crate::error::{Capability, Error};
+use crate::error::{Capability, Error, ErrorKind};
 use crate::kernel::{self, PreemptCount};
 use crate::pairing::Store;
 use crate::wire::RingHead;
@@ -226,7 +228,7 @@ pub(crate) fn enable_statistics() -> Result<OwnedFd, Error> {
     state::enable_statistics().map_err(|errno| {
         let lacking = errno == EPERM && kernel::lacks(Capability::SysAdmin);
         let error = if lacking {
-            Error::no_privilege(vec![Capability::SysAdmin])
+            Error::no_privilege("counting what programs cost", vec![Capability::SysAdmin])
         } else {
             refusal(errno).unwrap_or_else(|| Error::system("enabling the statistics of programs", errno))
         };
@@ -238,8 +240,10 @@ pub(crate) fn enable_statistics() -> Result<OwnedFd, Error> {
 fn refusal(errno: i32) -> Option<Error> {
     let namespace = (errno == EPERM).then(kernel::why_refused_with_all_capabilities).flatten();
     let locked_memory = || {
-        let limited = [EPERM, ENOMEM].contains(&errno) && kernel::locked_memory_is_limited();
-        (limited && kernel::lacks(Capability::SysResource)).then(|| Error::no_privilege(vec![Capability::SysResource]))
+        let limit = [EPERM, ENOMEM].contains(&errno).then(kernel::locked_memory_limit).flatten();
+        // With the capability libbpf has lifted it.
+        let limit = limit.filter(|_| kernel::lacks(Capability::SysResource));
+        limit.map(|limit| ErrorKind::LockedMemory { limit }.into())
     };
     namespace.or_else(locked_memory)
 }
@@ -248,6 +252,8 @@ pub(crate) const EPERM: i32 = 1;
 const ESRCH: i32 = 3;
 const E2BIG: i32 = 7;
 const ENOMEM: i32 = 12;
+pub(crate) const EBUSY: i32 = 16;
+const ENODEV: i32 = 19;
 const EINVAL: i32 = 22;
 const ENFILE: i32 = 23;
 const EMFILE: i32 = 24;

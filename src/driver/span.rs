@@ -7,21 +7,23 @@ use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use libbpf_rs::{Link, OpenProgramMut};
 
 use super::latencies::{Latencies, Reading};
+use super::memory::MapBytes;
 use super::messages::{Rejection, last_lines};
 use super::object::Context;
 use super::room::Room;
 use super::slowest::Keeper;
 use super::state::{Counted, Programs, StateMaps};
 use super::{
-    E2BIG, EMFILE, ENFILE, ENOMEM, EPERM, ESRCH, Shared, call, errno, hook, messages, refusal, system_error, trials,
+    E2BIG, EBUSY, EMFILE, ENFILE, ENODEV, ENOMEM, EPERM, ESRCH, Shared, call, errno, hook, messages, refusal,
+    system_error, trials,
 };
 use crate::cost::ProgramCost;
 use crate::decode::{Codec, Place};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
 use crate::histogram::Histogram;
-use crate::kernel::{self, Function};
+use crate::kernel::{self, FunctionTracer};
 use crate::pairing::Pairing;
-use crate::plan::{Body, CallPlan, SpanPlan};
+use crate::plan::{Body, CallPlan, Site, SpanPlan};
 use crate::slowest::Slowest;
 use crate::wire::Counters;
 
@@ -35,6 +37,7 @@ pub(crate) struct AttachedSpan {
     /// What was read of `latencies` last.
     last: Mutex<Arc<Reading>>,
     programs: Arc<Programs>,
+    map_bytes: MapBytes,
     pairing: Pairing,
     index: usize,
 }
@@ -60,6 +63,7 @@ pub(crate) struct Snapshot {
 pub(super) struct Part {
     pub(super) links: Vec<Link>,
     pub(super) maps: StateMaps,
+    pub(super) map_bytes: MapBytes,
 }
 
 /// The most threads that attach at once. Each has a copy of the kernel's type information, some 15 MiB.
@@ -139,12 +143,14 @@ fn attach_as(
         keeper,
         last: Mutex::default(),
         programs: Arc::clone(&shared.programs),
+        map_bytes: MapBytes::new(),
         pairing,
         index: place.span,
     };
-    for Part { links, maps } in parts {
+    for Part { links, maps, map_bytes } in parts {
         let maps = Arc::new(maps);
         shared.watch(&maps);
+        span.map_bytes.extend(map_bytes);
         span.links.extend(links);
         span.maps.push(maps);
     }
@@ -165,6 +171,16 @@ impl AttachedSpan {
     /// Its number in the probe.
     pub(crate) fn index(&self) -> usize {
         self.index
+    }
+
+    /// What its maps take of the kernel's memory, by their ids.
+    pub(super) fn map_bytes(&self) -> &MapBytes {
+        &self.map_bytes
+    }
+
+    /// And its programs.
+    pub(super) fn program_bytes(&self) -> u64 {
+        self.programs.bytes(self.index)
     }
 
     /// How its ends are matched, as it turned out.
@@ -267,23 +283,20 @@ pub(super) fn choose(prog: &mut OpenProgramMut<'_>, target: Option<&str>) -> lib
 }
 
 /// Does what may fail, and makes an error of what the kernel and libbpf have to say to it.
-pub(super) fn explained<T>(
-    site: &str,
-    function: Option<&Function>,
-    work: impl FnOnce() -> Result<T, Failure>,
-) -> Result<T, Error> {
+pub(super) fn explained<T>(site: &Site, work: impl FnOnce() -> Result<T, Failure>) -> Result<T, Error> {
     let (result, log) = messages::captured(work);
-    result.map_err(|failure| explain(&failure, site, function, log))
+    result.map_err(|failure| explain(&failure, site, log))
 }
 
 /// Arguments that every kernel's trampolines can save.
 const CERTAIN_WORDS: u32 = 6;
 
-/// Makes of the kernel's errno what it means for this function, or, without one, for this tracepoint.
-pub(super) fn explain(failure: &Failure, site: &str, function: Option<&Function>, log: Vec<String>) -> Error {
+/// Makes of the kernel's errno what it means for this function or tracepoint.
+pub(super) fn explain(failure: &Failure, site: &Site, log: Vec<String>) -> Error {
     let errno = errno(&failure.error);
+    let (function, in_module, site) = (site.function(), site.module().is_some(), &*site.to_string());
     let words = function.map_or(0, |function| function.signature.words());
-    let lacks_admin = function.is_some_and(|function| function.module.is_some()) && kernel::lacks(Capability::SysAdmin);
+    let lacks_admin = in_module && kernel::lacks(Capability::SysAdmin);
     let rejection = || {
         let Rejection { program, verdict, log } = Rejection::find(&log).filter(|_| failure.step == Step::Load)?;
         Some(ErrorKind::Rejected { hook: site.to_owned(), program, errno, verdict, log }.into())
@@ -294,13 +307,21 @@ pub(super) fn explain(failure: &Failure, site: &str, function: Option<&Function>
             Error::not_traceable(site, NotTraceable::TooManyArguments { words })
         }
         // A module's type information is a kernel object, and to open one takes CAP_SYS_ADMIN.
-        EPERM | ESRCH if lacks_admin => Error::no_privilege(vec![Capability::SysAdmin]),
+        EPERM | ESRCH if lacks_admin => {
+            Error::no_privilege("tracing functions and tracepoints of modules", vec![Capability::SysAdmin])
+        }
         EPERM | ENOTSUPP if function.is_none() => refusal(errno)
             .or_else(rejection)
             .unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error)),
         EPERM | ENOTSUPP => refusal(errno)
             .or_else(rejection)
             .unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into()),
+        EBUSY | ENODEV if function.is_some() && kernel::function_tracer() == FunctionTracer::Off => {
+            Error::not_traceable(site, NotTraceable::TracerOff)
+        }
+        EBUSY | ENODEV if function.is_some() && kernel::function_tracer() == FunctionTracer::Missing => {
+            Error::not_traceable(site, NotTraceable::NoTracer)
+        }
         E2BIG if failure.step == Step::Attach => Error::not_traceable(site, NotTraceable::TooManyProbes),
         ENOMEM | ENFILE | EMFILE => {
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error))
@@ -321,13 +342,15 @@ pub(super) fn explain(failure: &Failure, site: &str, function: Option<&Function>
 mod tests {
     use super::*;
     use crate::driver::EINVAL;
-    use crate::kernel::{Param, Return, Signature};
+    use crate::kernel::{Function, Param, Return, Signature};
+
+    /// In no kernel's symbols, so that these have no say.
+    const NAME: &str = "no_such_function";
 
     fn explained(step: Step, errno: i32, words: usize) -> ErrorKind {
         let param = Param { name: String::new(), ty: "int".into(), words: 1, points_to: None };
         let function = Function {
-            // In no kernel's symbols, so that these have no say.
-            name: "no_such_function".into(),
+            name: NAME.into(),
             module: None,
             signature: Signature {
                 params: vec![param; words],
@@ -336,9 +359,10 @@ mod tests {
                 variadic: false,
             },
         };
+        let site = Site::Entry(function);
         let failure = Failure { step, error: libbpf_rs::Error::from_raw_os_error(errno) };
         let log = (0..30).map(|n| format!("line {n}")).collect();
-        let error = explain(&failure, "f", Some(&function), log);
+        let error = explain(&failure, &site, log);
         assert!(std::error::Error::source(&error).is_some(), "{error}");
         error.kind().clone()
     }
@@ -346,7 +370,7 @@ mod tests {
     fn reason(step: Step, errno: i32, words: usize) -> NotTraceable {
         match explained(step, errno, words) {
             ErrorKind::NotTraceable { function, reason } => {
-                assert_eq!(function, "f");
+                assert_eq!(function, NAME);
                 reason
             }
             other => panic!("{other:?}"),
@@ -363,7 +387,7 @@ mod tests {
         assert_eq!(reason(Step::Attach, ENOTSUPP, 8), NotTraceable::TooManyArguments { words: 8 });
         assert_eq!(reason(Step::Attach, E2BIG, 4), NotTraceable::TooManyProbes);
         for errno in [ENOMEM, ENFILE, EMFILE] {
-            let action = "attaching to `f`".to_owned();
+            let action = format!("attaching to `{NAME}`");
             assert_eq!(explained(Step::Load, errno, 4), ErrorKind::System { action, errno });
         }
         // The function isn't in kallsyms, if that can be read; the kernel's own answer, if not.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use libbpf_rs::{ErrorExt as _, MapCore as _, MapFlags, MapHandle, libbpf_sys};
 
+use super::memory::bytes_of;
 use super::{EMFILE, FIRST_KEY};
 use crate::cost::ProgramCost;
 use crate::event::MonotonicTime;
@@ -202,6 +203,13 @@ impl Programs {
             cost.time += Duration::from_nanos(info.run_time_ns);
         }
         costs
+    }
+
+    /// What a span's programs take of the kernel's memory: as they were verified, and as the CPU runs them.
+    pub(super) fn bytes(&self, span: usize) -> u64 {
+        let programs = self.lock();
+        let programs = programs.get(&span).into_iter().flatten();
+        programs.map(|Program { fd, .. }| bytes_of(fd) + u64::from(info(fd.as_fd()).jited_prog_len)).sum()
     }
 
     /// How often the kernel has skipped a span's programs.

@@ -174,7 +174,8 @@ mod tests {
     use super::*;
     use crate::driver::span::{Step, at, explained};
     use crate::error::{Capability, ErrorKind};
-    use crate::kernel;
+    use crate::kernel::{self, Return, Signature, Tracepoint};
+    use crate::plan::Site;
 
     const EACCES: i32 = 13;
 
@@ -194,17 +195,19 @@ mod tests {
             }
             open.load().map(drop)
         };
-        let error = explained("netif_receive_skb", None, || load().map_err(at(Step::Load))).unwrap_err();
+        let signature = Signature { params: Vec::new(), ret: Return::Void, ret_points_to: None, variadic: false };
+        let site = Site::Tracepoint(Tracepoint { name: "netif_receive_skb".into(), module: None, signature });
+        let error = explained(&site, || load().map_err(at(Step::Load))).unwrap_err();
         let text = error.to_string();
         let ErrorKind::Rejected { hook, program, errno, verdict, log } = error.kind() else {
             // To be refused for another reason takes a process that may not load programs at all.
             assert!(kernel::lacks(Capability::Bpf) && kernel::lacks(Capability::SysAdmin), "{text}");
             return;
         };
-        assert_eq!((&**hook, &**program, *errno), ("netif_receive_skb", "has_typed_tracepoint", EACCES));
+        assert_eq!((&**hook, &**program, *errno), (&*site.to_string(), "has_typed_tracepoint", EACCES));
         assert!(verdict.contains("invalid mem access"), "{text}");
         assert!(text.ends_with(verdict) && text.lines().count() == 1, "{text}");
         assert!(log.contains(verdict) && (2..=64).contains(&log.len()), "{log:#?}");
-        assert_eq!(error.hook(), Some("netif_receive_skb"));
+        assert_eq!(error.hook(), Some(&*site.to_string()));
     }
 }

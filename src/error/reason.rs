@@ -81,6 +81,12 @@ pub enum NotTraceable {
         /// The module.
         module: String,
     },
+    /// The kernel's function tracer, which attaches programs to functions, is switched off.
+    #[error("the kernel's function tracer is switched off: `sysctl kernel.ftrace_enabled=1` switches it on")]
+    TracerOff,
+    /// The kernel was built without the function tracer, which attaches programs to functions.
+    #[error("this kernel was built without the function tracer (CONFIG_DYNAMIC_FTRACE=y), which it takes")]
+    NoTracer,
     /// As many programs are attached to it as the kernel allows.
     #[error("as many programs are attached to it as the kernel allows (38 on most kernels, two for each span)")]
     TooManyProbes,

@@ -8,8 +8,8 @@ use std::path::{Component, Path, PathBuf};
 use rustix::net::{AddressFamily, SocketType, netdevice, socket};
 
 use super::primitive::Primitive;
-use crate::error::{Error, ErrorKind};
-use crate::kernel::near;
+use crate::error::{Capability, Error, ErrorKind};
+use crate::kernel::{lacks, near};
 
 /// The inode of the initial pid namespace (`PROC_PID_INIT_INO`), always the same.
 const INITIAL_PID_NAMESPACE: u64 = 0xEFFF_FFFC;
@@ -68,6 +68,11 @@ impl Host {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 not_found(WHAT, &name, "", near_entries(path, |_| true))
             }
+            // Those of its own user's processes it may look at, unless they have more capabilities than it.
+            io::ErrorKind::PermissionDenied if path.starts_with(&self.proc) && lacks(Capability::SysPtrace) => {
+                let action = format!("looking at the network namespace `{}`", name.escape_debug());
+                Error::no_privilege(action, vec![Capability::SysPtrace])
+            }
             _ => failed(format!("looking at the network namespace `{}`", name.escape_debug()), &error),
         })?;
         // All namespaces are in one file system, which has nothing else.
@@ -86,8 +91,8 @@ impl Host {
     ///
     /// # Errors
     ///
-    /// [`NotFound`](ErrorKind::NotFound) if there is no such process; [`System`](ErrorKind::System) if this one may not
-    /// look at it.
+    /// [`NotFound`](ErrorKind::NotFound) if there is no such process; [`NoPrivilege`](ErrorKind::NoPrivilege) if this one
+    /// may not look at it.
     pub(super) fn netns_of_pid(&self, pid: u32) -> Result<u32, Error> {
         let process = self.proc.join(pid.to_string());
         if !process.exists() {

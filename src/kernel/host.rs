@@ -40,13 +40,38 @@ fn is_partial_map(uid_map: &str) -> bool {
     !uid_map.is_empty() && all != [words.next(), words.next(), words.next(), words.next()]
 }
 
-/// Whether what this process may have of maps and programs is bounded by `RLIMIT_MEMLOCK`. That is so before Linux 5.11,
-/// and nothing but the version tells.
-pub(crate) fn locked_memory_is_limited() -> bool {
+/// `RLIMIT_MEMLOCK`, where it bounds what this process's user may have of maps and programs. That is so before Linux
+/// 5.11, and nothing but the version tells.
+pub(crate) fn locked_memory_limit() -> Option<u64> {
     let limits = fs::read_to_string("/proc/self/limits").unwrap_or_default();
-    let line = limits.lines().find(|line| line.starts_with("Max locked memory"));
-    let limited = line.is_some_and(|line| line.split_whitespace().nth(3) != Some("unlimited"));
-    limited && kernel_version().is_some_and(|version| version < (5, 11))
+    parse_locked_memory(&limits).filter(|_| kernel_version().is_some_and(|version| version < (5, 11)))
+}
+
+/// The soft limit: `Max locked memory         65536                65536                bytes`, or `unlimited`.
+fn parse_locked_memory(limits: &str) -> Option<u64> {
+    let line = limits.lines().find(|line| line.starts_with("Max locked memory"))?;
+    line.split_whitespace().nth(3)?.parse().ok()
+}
+
+/// What attaches programs to functions.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum FunctionTracer {
+    On,
+    /// By the sysctl `kernel.ftrace_enabled`.
+    Off,
+    /// The kernel was built without.
+    Missing,
+    /// `/proc/sys` isn't to be seen.
+    Unknown,
+}
+
+pub(crate) fn function_tracer() -> FunctionTracer {
+    match fs::read_to_string("/proc/sys/kernel/ftrace_enabled") {
+        Ok(text) if text.trim_end() == "0" => FunctionTracer::Off,
+        Ok(_) => FunctionTracer::On,
+        Err(_) if release().is_some() => FunctionTracer::Missing,
+        Err(_) => FunctionTracer::Unknown,
+    }
 }
 
 /// The kernel's version, major and minor. For the rare questions that nothing else answers.
@@ -117,6 +142,16 @@ mod tests {
         assert_eq!(parse_version("7.3.4"), Some((7, 3)));
         assert_eq!(parse_version("5.10-rc1"), Some((5, 10)));
         assert_eq!(parse_version("six"), None);
+    }
+
+    /// The first of the two limits is in force.
+    #[test]
+    fn locked_memory() {
+        let limits =
+            "Max processes  10 20 processes\nMax locked memory         65536                unlimited   bytes \n";
+        assert_eq!(parse_locked_memory(limits), Some(65_536));
+        assert_eq!(parse_locked_memory("Max locked memory    unlimited     unlimited     bytes\n"), None);
+        assert_eq!(parse_locked_memory(""), None);
     }
 
     /// The initial user namespace has one map of everything; without /proc nothing is claimed.

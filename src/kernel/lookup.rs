@@ -66,11 +66,17 @@ impl Kernel {
     /// Reads vmlinux's type information.
     pub(crate) fn open() -> Result<Self, Error> {
         let path = format!("{BTF_DIR}/{VMLINUX}");
+        let none = || ErrorKind::NoBtf { path: path.clone() };
         let data = fs::read(&path).map_err(|error| match error.kind() {
-            io::ErrorKind::NotFound => Error::from(ErrorKind::NoBtf { path: path.clone() }),
+            io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => none().into(),
             _ => Error::system(format!("reading {path}"), error.raw_os_error().unwrap_or(0)),
         })?;
-        let vmlinux = Index::parse(data, None).map_err(|error| unreadable(&path, &error))?;
+        // Containers put /dev/null in the place of what they hide.
+        if data.is_empty() {
+            return Err(none().into());
+        }
+        let bad = |error: BtfError| ErrorKind::BadBtf { path: path.clone(), reason: error.to_string() };
+        let vmlinux = Index::parse(data, None).map_err(bad)?;
         Ok(Self { vmlinux, modules: OnceCell::new(), symbols: Symbols::default() })
     }
 
@@ -234,11 +240,6 @@ fn check_signature(wanted: &Wanted<'_>, signature: &Signature) -> Result<(), Err
         return wanted.reject(NotTraceable::TooManyArguments { words });
     }
     Ok(())
-}
-
-fn unreadable(path: &str, error: &BtfError) -> Error {
-    // EBADMSG, as close as errno comes to "not the format that was promised".
-    Error::system(format!("reading {path}: {error}"), 74)
 }
 
 #[cfg(test)]

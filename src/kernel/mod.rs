@@ -21,7 +21,10 @@ mod symbolizer;
 mod symbols;
 
 pub(crate) use explain::near;
-pub(crate) use host::{btf_size, holds, lacks, lockdown, locked_memory_is_limited, modules_with_btf, user_namespace};
+pub(crate) use host::{
+    FunctionTracer, btf_size, function_tracer, holds, lacks, lockdown, locked_memory_limit, modules_with_btf,
+    user_namespace,
+};
 pub(crate) use installed::wait_for_any;
 pub(crate) use lookup::{Function, Kernel, Tracepoint};
 pub(crate) use preempt::PreemptCount;
@@ -34,13 +37,16 @@ use crate::error::{Capability, Error, ErrorKind};
 
 /// Where the kernel shows its own type information, and its modules'.
 const BTF_DIR: &str = "/sys/kernel/btf";
+/// What the two capabilities are for.
+const TRACING: &str = "tracing";
 /// What the kernel itself is called where modules are.
 const VMLINUX: &str = "vmlinux";
 
 /// What it means that the kernel refuses a process with every capability that it asks for; `None`: that it does.
 pub(crate) fn why_refused_with_all_capabilities() -> Option<Error> {
     let missing = vec![Capability::Bpf, Capability::Perfmon];
-    host::in_user_namespace().then(|| ErrorKind::NoPrivilege { missing, user_namespace: true }.into())
+    let error = || ErrorKind::NoPrivilege { action: TRACING.to_owned(), missing, user_namespace: true }.into();
+    host::in_user_namespace().then(error)
 }
 
 /// Fails unless this process may load tracing programs, as far as its capabilities tell.
@@ -52,5 +58,5 @@ pub(crate) fn check_privileges() -> Result<(), Error> {
     if missing.is_empty() || !lacks(Capability::SysAdmin) {
         return Ok(());
     }
-    Err(Error::no_privilege(missing))
+    Err(Error::no_privilege(TRACING, missing))
 }

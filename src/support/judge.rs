@@ -1,10 +1,10 @@
 //! From what was found to answers, causes and remedies.
 
 use super::{Answer, Check, Feature};
-use crate::driver::EPERM;
 use crate::driver::trials::{self, Refusal, Trial};
+use crate::driver::{EBUSY, EPERM};
 use crate::error::{Capability, ENOTSUPP, Error, Lockdown, NO_TRAMPOLINES};
-use crate::kernel;
+use crate::kernel::{self, FunctionTracer};
 
 /// As large as a probe's is by default: on some kernels the size decides.
 const RING_BYTES: u32 = 4 << 20;
@@ -28,6 +28,8 @@ const WITH_BTF: &str =
 const WITH_BPF: &str = "use a kernel with CONFIG_BPF_SYSCALL=y, as distributions build it";
 const WITH_TRAMPOLINES: &str =
     "use a kernel with BPF trampolines for this architecture: on x86-64 Linux 5.10 or later, on arm64 6.4 or later";
+const SWITCH_ON: &str = "switch the kernel's function tracer on: `sysctl kernel.ftrace_enabled=1`";
+const WITH_TRACER: &str = "use a kernel with CONFIG_DYNAMIC_FTRACE=y, as distributions build it";
 const NEWER: &str = "use Linux 5.10 or later";
 const WITH_MODULE_BTF: &str = "for functions of modules, use Linux 5.11 or later with CONFIG_DEBUG_INFO_BTF_MODULES=y";
 
@@ -42,6 +44,7 @@ pub(super) struct Facts {
     user_namespace: Option<bool>,
     locked_memory_is_limited: bool,
     lockdown: Option<Lockdown>,
+    function_tracer: FunctionTracer,
     trampolines: Trial,
     sessions: Trial,
     raw_tracepoints: Trial,
@@ -59,7 +62,7 @@ const CAPABILITIES: [Capability; 4] =
 impl Facts {
     pub(super) fn gather() -> Self {
         // Before the trials: libbpf lifts the limit, where it may.
-        let locked_memory_is_limited = kernel::locked_memory_is_limited();
+        let locked_memory_is_limited = kernel::locked_memory_limit().is_some();
         let lockdown = kernel::lockdown();
         Self {
             btf_size: kernel::btf_size(),
@@ -68,6 +71,7 @@ impl Facts {
             user_namespace: kernel::user_namespace(),
             locked_memory_is_limited,
             lockdown,
+            function_tracer: kernel::function_tracer(),
             trampolines: trials::trampolines(),
             sessions: trials::sessions(),
             raw_tracepoints: trials::raw_tracepoints(),
@@ -157,6 +161,12 @@ impl Facts {
                 no(feature, format!("{said}; fentry and fexit are used instead"), None)
             }
             ENOTSUPP | EOPNOTSUPP => no(feature, said, Some(WITH_TRAMPOLINES)),
+            EBUSY if needs_btf && self.function_tracer == FunctionTracer::Off => {
+                no(feature, "the kernel's function tracer is switched off", Some(SWITCH_ON))
+            }
+            EBUSY if needs_btf && self.function_tracer == FunctionTracer::Missing => {
+                no(feature, "this kernel was built without the function tracer", Some(WITH_TRACER))
+            }
             ENOSYS => no(feature, said, Some(WITH_BPF)),
             EINVAL => no(feature, said, Some(NEWER)),
             ENOENT | ESRCH => unknown(feature, format!("{said}; this kernel lacks what it was tried on")),
@@ -219,6 +229,9 @@ impl Facts {
             Some(false) => match capability {
                 Capability::Bpf | Capability::Perfmon => no(feature, "not held", Some(AS_ROOT)),
                 Capability::SysAdmin => no(feature, "not held; only functions of modules take it", None),
+                Capability::SysPtrace => {
+                    no(feature, "not held; only namespaces of other users' processes take it", None)
+                }
                 Capability::SysResource if self.locked_memory_is_limited => {
                     no(feature, "not held, and locked memory is limited", Some(MORE_LOCKED_MEMORY))
                 }
@@ -295,6 +308,7 @@ mod tests {
             user_namespace: Some(false),
             locked_memory_is_limited: false,
             lockdown: Some(Lockdown::None),
+            function_tracer: FunctionTracer::On,
             trampolines: Ok(()),
             sessions: Ok(()),
             raw_tracepoints: Ok(()),
@@ -412,6 +426,21 @@ mod tests {
         assert_no(&facts, Feature::Trampolines, cause, Some(WITH_TRAMPOLINES));
         assert_no(&facts, Feature::Sessions, NO_TRAMPOLINES, None);
         assert!(!support(&facts).can_trace_functions() && support(&facts).can_trace_packets());
+    }
+
+    /// Programs are attached to functions by the function tracer, which can be switched off or left out.
+    #[test]
+    fn no_function_tracer() {
+        for (function_tracer, remedy) in [
+            (FunctionTracer::Off, Some(SWITCH_ON)),
+            (FunctionTracer::Missing, Some(WITH_TRACER)),
+            (FunctionTracer::On, None),
+        ] {
+            let facts = Facts { function_tracer, trampolines: refusal(EBUSY), ..machine() };
+            let check = facts.judge().into_iter().find(|check| check.feature == Feature::Trampolines).unwrap();
+            assert_eq!(check.remedy.as_deref(), remedy, "{check:?}");
+            assert_eq!(check.answer, if remedy.is_some() { Answer::No } else { Answer::Unknown }, "{check:?}");
+        }
     }
 
     /// Without type information libbpf doesn't even ask the kernel.

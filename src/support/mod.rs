@@ -69,7 +69,8 @@ pub enum Feature {
     AtomicTable,
     /// The kernel describes its modules' functions as well: otherwise only functions of the kernel itself can be traced.
     ModuleBtf,
-    /// A capability of this process. `CAP_SYS_ADMIN` stands for `CAP_BPF` and `CAP_PERFMON`.
+    /// A capability of this process. `CAP_SYS_ADMIN` stands for `CAP_BPF` and `CAP_PERFMON`. The report has those that
+    /// attaching may take.
     Capability(Capability),
     /// The process isn't in a user namespace of its own, where its capabilities don't count for tracing.
     InitialUserNamespace,
@@ -93,6 +94,7 @@ impl Feature {
             Self::Capability(Capability::Bpf) => "cap_bpf",
             Self::Capability(Capability::Perfmon) => "cap_perfmon",
             Self::Capability(Capability::SysAdmin) => "cap_sys_admin",
+            Self::Capability(Capability::SysPtrace) => "cap_sys_ptrace",
             Self::Capability(Capability::SysResource) => "cap_sys_resource",
             Self::InitialUserNamespace => "initial_user_namespace",
             Self::Lockdown => "lockdown",

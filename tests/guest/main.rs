@@ -8,6 +8,7 @@ mod arguments;
 mod balance;
 mod delivery;
 mod doctor;
+mod environment;
 mod errors;
 mod exactness;
 mod examples;
@@ -28,6 +29,7 @@ mod packets;
 mod packets_selftest;
 #[cfg(feature = "pcap")]
 mod pcap;
+mod privileges;
 mod raw;
 mod sessions;
 mod slowest;
