@@ -518,7 +518,7 @@ mod tests {
     /// Each kind's text, as a user reads it: one line that says what, with what, and what to do.
     #[test]
     fn texts() {
-        let cases: [(ErrorKind, &str); 24] = [
+        let cases: [(ErrorKind, &str); 26] = [
             (
                 ErrorKind::FilterSyntax { position: 5, word: "x".into(), reason: "`x` is no port".into() },
                 "the filter can't be read at character 5: `x` is no port",
