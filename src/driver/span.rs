@@ -285,17 +285,19 @@ pub(super) fn explain(failure: &Failure, site: &str, function: Option<&Function>
     let errno = errno(&failure.error);
     let words = function.map_or(0, |function| function.signature.words());
     let lacks_admin = function.is_some_and(|function| function.module.is_some()) && kernel::lacks(Capability::SysAdmin);
+    let known = || function.and_then(|function| kernel::why_not_attached(function.module.as_deref(), &function.name));
     let error: Error = match errno {
-        // Where trampolines can't save so many registers, the errno is the same as where there are none.
+        // Where there are no trampolines the errno is the same as where they can't save so many registers, and, on arm64,
+        // as for a function that ftrace doesn't have.
         ENOTSUPP if words > CERTAIN_WORDS && !trials::lacks_trampolines() => {
-            Error::not_traceable(site, NotTraceable::TooManyArguments { words })
+            Error::not_traceable(site, known().unwrap_or(NotTraceable::TooManyArguments { words }))
         }
         // A module's type information is a kernel object, and to open one takes CAP_SYS_ADMIN.
         EPERM | ESRCH if lacks_admin => Error::no_privilege(vec![Capability::SysAdmin]),
         EPERM | ENOTSUPP if function.is_none() => {
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error))
         }
-        EPERM | ENOTSUPP => {
+        EPERM | ENOTSUPP if errno == EPERM || !trials::has_functions() => {
             refusal(errno).unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into())
         }
         E2BIG if failure.step == Step::Attach => Error::not_traceable(site, NotTraceable::TooManyProbes),
@@ -303,9 +305,7 @@ pub(super) fn explain(failure: &Failure, site: &str, function: Option<&Function>
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error))
         }
         _ => {
-            let known =
-                function.and_then(|function| kernel::why_not_attached(function.module.as_deref(), &function.name));
-            let reason = known.unwrap_or_else(|| {
+            let reason = known().unwrap_or_else(|| {
                 log.drain(..log.len().saturating_sub(LOG_LINES));
                 NotTraceable::Refused { errno, log }
             });
@@ -354,20 +354,23 @@ mod tests {
     /// What the kernel's errno means, where a kernel that answers so may not be at hand.
     #[test]
     fn explains_errnos() {
-        for (step, errno) in [(Step::Load, EPERM), (Step::Attach, EPERM), (Step::Attach, ENOTSUPP)] {
-            let kind = explained(step, errno, 4);
-            assert_eq!(kind, ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() });
+        let refused = |errno| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() };
+        for step in [Step::Load, Step::Attach] {
+            assert_eq!(explained(step, EPERM, 4), refused(EPERM));
         }
-        assert_eq!(reason(Step::Attach, ENOTSUPP, 8), NotTraceable::TooManyArguments { words: 8 });
+        // Where other functions can be traced, it is for this one.
+        assert_eq!(explained(Step::Attach, ENOTSUPP, 4) == refused(ENOTSUPP), !trials::has_functions());
+        // Where ftrace's list can be read, the function isn't in it.
+        let eight = reason(Step::Attach, ENOTSUPP, 8);
+        assert!([NotTraceable::TooManyArguments { words: 8 }, NotTraceable::Excluded].contains(&eight), "{eight}");
         assert_eq!(reason(Step::Attach, E2BIG, 4), NotTraceable::TooManyProbes);
         for errno in [ENOMEM, ENFILE, EMFILE] {
             let action = "attaching to `f`".to_owned();
             assert_eq!(explained(Step::Load, errno, 4), ErrorKind::System { action, errno });
         }
-        // The function isn't in kallsyms, if that can be read; the kernel's own answer, if not.
         let reason = reason(Step::Load, EINVAL, 4);
         match reason {
-            NotTraceable::Inlined => {}
+            NotTraceable::Excluded => {}
             NotTraceable::Refused { errno, log } => assert_eq!((errno, log.len(), &*log[19]), (EINVAL, 20, "line 29")),
             other => panic!("{other:?}"),
         }
