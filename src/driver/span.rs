@@ -301,10 +301,12 @@ pub(super) fn explain(failure: &Failure, site: &Site, log: Vec<String>) -> Error
         let Rejection { program, verdict, log } = Rejection::find(&log).filter(|_| failure.step == Step::Load)?;
         Some(ErrorKind::Rejected { hook: site.to_owned(), program, errno, verdict, log }.into())
     };
+    let known = || function.and_then(|function| kernel::why_not_attached(function.module.as_deref(), &function.name));
     let error: Error = match errno {
-        // Where trampolines can't save so many registers, the errno is the same as where there are none.
+        // Where there are no trampolines the errno is the same as where they can't save so many registers, and, on arm64,
+        // as for a function that ftrace doesn't have.
         ENOTSUPP if words > CERTAIN_WORDS && !trials::lacks_trampolines() => {
-            Error::not_traceable(site, NotTraceable::TooManyArguments { words })
+            Error::not_traceable(site, known().unwrap_or(NotTraceable::TooManyArguments { words }))
         }
         // A module's type information is a kernel object, and to open one takes CAP_SYS_ADMIN.
         EPERM | ESRCH if lacks_admin => {
@@ -313,7 +315,7 @@ pub(super) fn explain(failure: &Failure, site: &Site, log: Vec<String>) -> Error
         EPERM | ENOTSUPP if function.is_none() => refusal(errno)
             .or_else(rejection)
             .unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error)),
-        EPERM | ENOTSUPP => refusal(errno)
+        EPERM | ENOTSUPP if errno == EPERM || !trials::has_functions() => refusal(errno)
             .or_else(rejection)
             .unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into()),
         EBUSY | ENODEV if function.is_some() && kernel::function_tracer() == FunctionTracer::Off => {
@@ -327,9 +329,7 @@ pub(super) fn explain(failure: &Failure, site: &Site, log: Vec<String>) -> Error
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error))
         }
         _ => {
-            let known =
-                function.and_then(|function| kernel::why_not_attached(function.module.as_deref(), &function.name));
-            let known = known.map(|reason| Error::not_traceable(site, reason));
+            let known = known().map(|reason| Error::not_traceable(site, reason));
             known.or_else(rejection).unwrap_or_else(|| {
                 Error::not_traceable(site, NotTraceable::Refused { errno, log: last_lines(log.clone()) })
             })
@@ -380,17 +380,20 @@ mod tests {
     /// What the kernel's errno means, where a kernel that answers so may not be at hand.
     #[test]
     fn explains_errnos() {
-        for (step, errno) in [(Step::Load, EPERM), (Step::Attach, EPERM), (Step::Attach, ENOTSUPP)] {
-            let kind = explained(step, errno, 4);
-            assert_eq!(kind, ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() });
+        let refused = |errno| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() };
+        for step in [Step::Load, Step::Attach] {
+            assert_eq!(explained(step, EPERM, 4), refused(EPERM));
         }
-        assert_eq!(reason(Step::Attach, ENOTSUPP, 8), NotTraceable::TooManyArguments { words: 8 });
+        // Where other functions can be traced, it is for this one.
+        assert_eq!(explained(Step::Attach, ENOTSUPP, 4) == refused(ENOTSUPP), !trials::has_functions());
+        // Where the kernel's symbols can be read, the function isn't among them.
+        let eight = reason(Step::Attach, ENOTSUPP, 8);
+        assert!([NotTraceable::TooManyArguments { words: 8 }, NotTraceable::Inlined].contains(&eight), "{eight}");
         assert_eq!(reason(Step::Attach, E2BIG, 4), NotTraceable::TooManyProbes);
         for errno in [ENOMEM, ENFILE, EMFILE] {
             let action = format!("attaching to `{NAME}`");
             assert_eq!(explained(Step::Load, errno, 4), ErrorKind::System { action, errno });
         }
-        // The function isn't in kallsyms, if that can be read; the kernel's own answer, if not.
         let reason = reason(Step::Load, EINVAL, 4);
         match reason {
             NotTraceable::Inlined => {}
