@@ -20,7 +20,7 @@ use crate::cost::ProgramCost;
 use crate::decode::{Codec, Place};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
 use crate::histogram::Histogram;
-use crate::kernel::{self, FunctionTracer};
+use crate::kernel;
 use crate::pairing::Pairing;
 use crate::plan::{Body, CallPlan, Site, SpanPlan};
 use crate::slowest::Slowest;
@@ -311,19 +311,15 @@ pub(super) fn explain(failure: &Failure, site: &Site, mut log: Vec<String>) -> E
         EPERM | ENOTSUPP => {
             refusal(errno).unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into())
         }
-        EBUSY | ENODEV if function.is_some() && kernel::function_tracer() == FunctionTracer::Off => {
-            Error::not_traceable(site, NotTraceable::TracerOff)
-        }
-        EBUSY | ENODEV if function.is_some() && kernel::function_tracer() == FunctionTracer::Missing => {
-            Error::not_traceable(site, NotTraceable::NoTracer)
-        }
         E2BIG if failure.step == Step::Attach => Error::not_traceable(site, NotTraceable::TooManyProbes),
         ENOMEM | ENFILE | EMFILE => {
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error))
         }
         _ => {
-            let known =
-                function.and_then(|function| kernel::why_not_attached(function.module.as_deref(), &function.name));
+            let tracer = || function.filter(|_| [EBUSY, ENODEV].contains(&errno)).and(kernel::why_no_tracer());
+            let listed =
+                || function.and_then(|function| kernel::why_not_attached(function.module.as_deref(), &function.name));
+            let known = tracer().or_else(listed);
             let reason = known.unwrap_or_else(|| {
                 log.drain(..log.len().saturating_sub(LOG_LINES));
                 NotTraceable::Refused { errno, log }
