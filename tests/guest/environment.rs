@@ -96,7 +96,7 @@ fn memory() {
         assert!(memory.maps <= most, "{name}: {memory:?}, and {most} is promised");
         if name == "silent" {
             // Neither rings nor more than a histogram for each CPU.
-            assert!(memory.maps <= (1 << 20) + possible_cpus() * (16 << 10), "{memory:?}");
+            assert!(memory.maps <= (3 << 19) + possible_cpus() * (16 << 10), "{memory:?}");
         }
         let events = if name == "batches" { 1_000 } else { 16_384 };
         assert!((events * 200..events * 400).contains(&memory.channel) || name == "silent", "{name}: {memory:?}");
@@ -191,7 +191,8 @@ fn pid_namespaces_and_events() {
     eventually("both have sent", || only(&probe.ledger()).delivered >= 2);
     let mut inside: Vec<u32> = containers
         .map(|mut unshare| {
-            let child = run(&format!("pgrep -P {}", unshare.id())).trim().parse().expect("one");
+            let path = format!("/proc/{0}/task/{0}/children", unshare.id());
+            let child = fs::read_to_string(path).unwrap().trim().parse().expect("one");
             run(&format!("kill -KILL {child}"));
             unshare.wait().unwrap();
             child
@@ -245,7 +246,9 @@ fn hidden_files() {
     }
     // Without ftrace's list there is what the kernel has answered.
     let text = watch_fails(&no_tracefs, "--function do_syscall_64");
-    assert!(text.contains("the kernel refused it (errno 22"), "{text}");
+    let reason =
+        if kernel_version() < (5, 11) { "the kernel's type information" } else { "the kernel refused it (errno 22" };
+    assert!(text.contains(reason), "{text}");
     let text = watch_fails(&no_proc, "--function no_such_function");
     assert!(text.contains("this kernel has no function `no_such_function`"), "{text}");
     // A filter by what only /proc tells.
