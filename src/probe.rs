@@ -401,7 +401,7 @@ impl LatencyProbe {
     /// What the probe takes of the machine's memory. It is asked once, as the probe is attached, and stays the same.
     ///
     /// With the defaults a function takes some 4 MiB of the kernel's: 3 MiB are rings for the probe's events
-    /// ([`ring_bytes`](LatencyProbeBuilder::ring_bytes)), and of each function, or span between hooks, 1 MiB at most is for
+    /// ([`ring_bytes`](LatencyProbeBuilder::ring_bytes)), and of each function, or span between hooks, up to 1.5 MiB are for
     /// what is [in flight](LatencyProbeBuilder::in_flight). Each CPU that there can be, online or not, adds at most 144 KiB
     /// for one span: 128 KiB of rings, which is nothing on fewer than 33 CPUs, and histograms, 11 KiB for each span. What
     /// is [grouped](crate::Span::max_groups), [identified](LatencyProbeBuilder::identify), or

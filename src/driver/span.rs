@@ -21,7 +21,7 @@ use crate::cost::ProgramCost;
 use crate::decode::{Codec, Place};
 use crate::error::{Capability, ENOTSUPP, Error, ErrorKind, NotTraceable};
 use crate::histogram::Histogram;
-use crate::kernel::{self, FunctionTracer};
+use crate::kernel;
 use crate::pairing::Pairing;
 use crate::plan::{Body, CallPlan, Site, SpanPlan};
 use crate::slowest::Slowest;
@@ -318,18 +318,14 @@ pub(super) fn explain(failure: &Failure, site: &Site, log: Vec<String>) -> Error
         EPERM | ENOTSUPP if errno == EPERM || !trials::has_functions() => refusal(errno)
             .or_else(rejection)
             .unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into()),
-        EBUSY | ENODEV if function.is_some() && kernel::function_tracer() == FunctionTracer::Off => {
-            Error::not_traceable(site, NotTraceable::TracerOff)
-        }
-        EBUSY | ENODEV if function.is_some() && kernel::function_tracer() == FunctionTracer::Missing => {
-            Error::not_traceable(site, NotTraceable::NoTracer)
         }
         E2BIG if failure.step == Step::Attach => Error::not_traceable(site, NotTraceable::TooManyProbes),
         ENOMEM | ENFILE | EMFILE => {
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error))
         }
         _ => {
-            let known = known().map(|reason| Error::not_traceable(site, reason));
+            let tracer = || function.filter(|_| [EBUSY, ENODEV].contains(&errno)).and(kernel::why_no_tracer());
+            let known = tracer().or_else(known).map(|reason| Error::not_traceable(site, reason));
             known.or_else(rejection).unwrap_or_else(|| {
                 Error::not_traceable(site, NotTraceable::Refused { errno, log: last_lines(log.clone()) })
             })

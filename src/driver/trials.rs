@@ -7,8 +7,9 @@ use std::sync::OnceLock;
 use libbpf_rs::skel::{OpenSkel as _, Skel as _, SkelBuilder};
 use libbpf_rs::{MapType, OpenObject, ProgramInput};
 
-use super::{create_map, errno, messages};
+use super::{EBUSY, create_map, errno, messages};
 use crate::error::ENOTSUPP;
+use crate::kernel::{self, FunctionTracer};
 
 #[cfg(not(dwell_docs))]
 #[allow(warnings, unsafe_code, clippy::all, clippy::restriction, reason = "generated code")]
@@ -42,12 +43,14 @@ enum Until {
 
 /// fentry and fexit.
 pub(crate) fn trampolines() -> Trial {
+    tracer_is_on()?;
     feature("has_fentry", "an fentry program", Until::Attached)?;
     feature("has_fexit", "an fexit program", Until::Attached)
 }
 
 /// One program for entry and exit.
 pub(crate) fn sessions() -> Trial {
+    tracer_is_on()?;
     let builder = skel::feature_session::FeatureSessionSkelBuilder::default();
     quietly(|| attempt(builder, "has_session", "an fsession program", Until::Attached))
 }
@@ -64,7 +67,7 @@ pub(crate) fn typed_tracepoints() -> Trial {
 
 /// Whether functions can be traced; tried once for the process.
 pub(crate) fn has_functions() -> bool {
-    entries().is_ok()
+    tracer_is_on().is_ok() && entries().is_ok()
 }
 
 /// Whether it is for want of trampolines on this architecture that functions can't be traced.
@@ -132,6 +135,12 @@ pub(crate) fn kernel_reads() -> Trial {
 pub(crate) fn ring_buffer(bytes: u32) -> Trial {
     let created = quietly(|| create_map(MapType::RingBuf, "dwell_trial", 0, 0, bytes, 0));
     created.map(drop).map_err(|error| refused("creating a ring buffer".to_owned(), &error))
+}
+
+/// Where the function tracer is switched off the kernel attaches programs all the same, and doesn't call them.
+fn tracer_is_on() -> Trial {
+    let is_off = kernel::function_tracer() == FunctionTracer::Off;
+    if is_off { Err(Refusal { action: "using the function tracer".to_owned(), errno: EBUSY }) } else { Ok(()) }
 }
 
 fn feature(program: &str, what: &str, until: Until) -> Trial {

@@ -84,6 +84,11 @@ pub enum NotTraceable {
     /// The kernel's function tracer, which attaches programs to functions, is switched off.
     #[error("the kernel's function tracer is switched off: `sysctl kernel.ftrace_enabled=1` switches it on")]
     TracerOff,
+    /// The kernel's function tracer, which attaches programs to functions, doesn't work any more.
+    #[error(
+        "the kernel's function tracer has shut itself down, as it does after a fault: see the kernel's log, and reboot"
+    )]
+    TracerBroken,
     /// The kernel was built without the function tracer, which attaches programs to functions.
     #[error("this kernel was built without the function tracer (CONFIG_DYNAMIC_FTRACE=y), which it takes")]
     NoTracer,

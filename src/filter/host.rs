@@ -64,21 +64,23 @@ impl Host {
     pub(super) fn netns(&self, path: &Path) -> Result<u32, Error> {
         const WHAT: &str = "network namespace";
         let name = path.to_string_lossy();
+        let link = fs::read_link(path);
+        // Those of its own user's processes it may look at, unless they have more capabilities than it.
+        let forbidden = link.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
+        if forbidden && path.starts_with(&self.proc) && lacks(Capability::SysPtrace) {
+            let action = format!("looking at the network namespace `{}`", name.escape_debug());
+            return Err(Error::no_privilege(action, vec![Capability::SysPtrace]));
+        }
         let file = fs::metadata(path).map_err(|error| match error.kind() {
             io::ErrorKind::NotFound | io::ErrorKind::NotADirectory => {
                 not_found(WHAT, &name, "", near_entries(path, |_| true))
-            }
-            // Those of its own user's processes it may look at, unless they have more capabilities than it.
-            io::ErrorKind::PermissionDenied if path.starts_with(&self.proc) && lacks(Capability::SysPtrace) => {
-                let action = format!("looking at the network namespace `{}`", name.escape_debug());
-                Error::no_privilege(action, vec![Capability::SysPtrace])
             }
             _ => failed(format!("looking at the network namespace `{}`", name.escape_debug()), &error),
         })?;
         // All namespaces are in one file system, which has nothing else.
         let own = self.namespace("net")?;
         // Links below /proc say what they are.
-        let target = fs::read_link(path).unwrap_or_default();
+        let target = link.unwrap_or_default();
         let other = target.to_string_lossy().split_once(":[").is_some_and(|(kind, _)| kind != "net");
         if file.dev() != own.dev() || other {
             let reason = if other { "it is a namespace of another kind" } else { "it is another file" };

@@ -1,6 +1,7 @@
 //! What this process may do here.
 
 use std::fs;
+use std::io;
 use std::path::Path;
 
 use super::BTF_DIR;
@@ -59,17 +60,22 @@ pub(crate) enum FunctionTracer {
     On,
     /// By the sysctl `kernel.ftrace_enabled`.
     Off,
+    /// Something went wrong with it, and it doesn't work until the next boot.
+    Broken,
     /// The kernel was built without.
     Missing,
     /// `/proc/sys` isn't to be seen.
     Unknown,
 }
 
+const ENODEV: i32 = 19;
+
 pub(crate) fn function_tracer() -> FunctionTracer {
     match fs::read_to_string("/proc/sys/kernel/ftrace_enabled") {
         Ok(text) if text.trim_end() == "0" => FunctionTracer::Off,
         Ok(_) => FunctionTracer::On,
-        Err(_) if release().is_some() => FunctionTracer::Missing,
+        Err(error) if error.raw_os_error() == Some(ENODEV) => FunctionTracer::Broken,
+        Err(error) if error.kind() == io::ErrorKind::NotFound && release().is_some() => FunctionTracer::Missing,
         Err(_) => FunctionTracer::Unknown,
     }
 }

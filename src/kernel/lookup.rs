@@ -8,6 +8,7 @@ use std::path::Path;
 
 use super::btf::BtfError;
 use super::explain::{Wanted, near, not_loaded};
+use super::host::FunctionTracer;
 use super::index::Index;
 use super::installed::{self, Installed};
 use super::signature::{Return, Signature};
@@ -108,6 +109,10 @@ impl Kernel {
         check_signature(&wanted, &signature)?;
         let function = Function { name: wanted.function.to_owned(), module, signature };
         self.check_code(&wanted, &function, described)?;
+        // The kernel would attach, and call nothing.
+        if host::function_tracer() == FunctionTracer::Off {
+            return wanted.reject(NotTraceable::TracerOff);
+        }
         Ok(function)
     }
 

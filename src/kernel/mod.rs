@@ -33,7 +33,7 @@ pub use symbolizer::Symbol;
 pub(crate) use symbolizer::{PROGRAMS, Symbolizer};
 pub(crate) use symbols::why_not_attached;
 
-use crate::error::{Capability, Error, ErrorKind};
+use crate::error::{Capability, Error, ErrorKind, NotTraceable};
 
 /// Where the kernel shows its own type information, and its modules'.
 const BTF_DIR: &str = "/sys/kernel/btf";
@@ -47,6 +47,16 @@ pub(crate) fn why_refused_with_all_capabilities() -> Option<Error> {
     let missing = vec![Capability::Bpf, Capability::Perfmon];
     let error = || ErrorKind::NoPrivilege { action: TRACING.to_owned(), missing, user_namespace: true }.into();
     host::in_user_namespace().then(error)
+}
+
+/// Why the kernel can't attach programs to any function, if its function tracer is to blame.
+pub(crate) fn why_no_tracer() -> Option<NotTraceable> {
+    match function_tracer() {
+        FunctionTracer::Off => Some(NotTraceable::TracerOff),
+        FunctionTracer::Broken => Some(NotTraceable::TracerBroken),
+        FunctionTracer::Missing => Some(NotTraceable::NoTracer),
+        FunctionTracer::On | FunctionTracer::Unknown => None,
+    }
 }
 
 /// Fails unless this process may load tracing programs, as far as its capabilities tell.

@@ -2,7 +2,7 @@
 
 use super::{Answer, Check, Feature};
 use crate::driver::trials::{self, Refusal, Trial};
-use crate::driver::{EBUSY, EPERM};
+use crate::driver::{EBUSY, ENODEV, EPERM};
 use crate::error::{Capability, ENOTSUPP, Error, Lockdown, NO_TRAMPOLINES};
 use crate::kernel::{self, FunctionTracer};
 
@@ -29,6 +29,7 @@ const WITH_BPF: &str = "use a kernel with CONFIG_BPF_SYSCALL=y, as distributions
 const WITH_TRAMPOLINES: &str =
     "use a kernel with BPF trampolines for this architecture: on x86-64 Linux 5.10 or later, on arm64 6.4 or later";
 const SWITCH_ON: &str = "switch the kernel's function tracer on: `sysctl kernel.ftrace_enabled=1`";
+const REBOOT: &str = "see the kernel's log for what has happened, and reboot";
 const WITH_TRACER: &str = "use a kernel with CONFIG_DYNAMIC_FTRACE=y, as distributions build it";
 const NEWER: &str = "use Linux 5.10 or later";
 const WITH_MODULE_BTF: &str = "for functions of modules, use Linux 5.11 or later with CONFIG_DEBUG_INFO_BTF_MODULES=y";
@@ -163,6 +164,9 @@ impl Facts {
             ENOTSUPP | EOPNOTSUPP => no(feature, said, Some(WITH_TRAMPOLINES)),
             EBUSY if needs_btf && self.function_tracer == FunctionTracer::Off => {
                 no(feature, "the kernel's function tracer is switched off", Some(SWITCH_ON))
+            }
+            EBUSY | ENODEV if needs_btf && self.function_tracer == FunctionTracer::Broken => {
+                no(feature, "the kernel's function tracer has shut itself down after a fault", Some(REBOOT))
             }
             EBUSY if needs_btf && self.function_tracer == FunctionTracer::Missing => {
                 no(feature, "this kernel was built without the function tracer", Some(WITH_TRACER))

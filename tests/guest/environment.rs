@@ -3,12 +3,12 @@
 use std::fs;
 use std::io::IoSliceMut;
 use std::os::fd::AsFd;
-use std::process::Output;
+use std::process::{Command, Output};
 use std::ptr;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
-use dwell::{Error, ErrorKind, Events, LatencyProbe, LatencyProbeBuilder, Memory, NotTraceable, Span, Stage};
+use dwell::{Error, ErrorKind, Events, Hook, LatencyProbe, LatencyProbeBuilder, Memory, NotTraceable, Span, Stage};
 use libbpf_rs::MapHandle;
 use libbpf_rs::query::MapInfoIter;
 use rustix::net::{RecvAncillaryBuffer, RecvFlags, recvmsg};
@@ -96,7 +96,7 @@ fn memory() {
         assert!(memory.maps <= most, "{name}: {memory:?}, and {most} is promised");
         if name == "silent" {
             // Neither rings nor more than a histogram for each CPU.
-            assert!(memory.maps <= (1 << 20) + possible_cpus() * (16 << 10), "{memory:?}");
+            assert!(memory.maps <= (3 << 19) + possible_cpus() * (16 << 10), "{memory:?}");
         }
         let events = if name == "batches" { 1_000 } else { 16_384 };
         assert!((events * 200..events * 400).contains(&memory.channel) || name == "silent", "{name}: {memory:?}");
@@ -176,7 +176,7 @@ fn pid_namespaces_and_filters() {
         let lines =
             watch_works(CONTAINER, &format!("--function udp_recvmsg --filter '{filter}' --no-events --traffic udp:3"));
         let ledger = &lines.last().unwrap()["ledger"];
-        assert!(ledger.to_string().contains(r#""completed":3"#) || filter != "netns pid 1", "{ledger}");
+        assert!(ledger.to_string().contains(r#""completed":3"#), "{filter}: {ledger}");
     }
 }
 
@@ -184,42 +184,31 @@ fn pid_namespaces_and_filters() {
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn pid_namespaces_and_events() {
-    let send = "busybox sh -c \"echo x | busybox nc -u -w 1 127.0.0.1 9; exec sleep 3\"";
-    let probe = LatencyProbe::builder().function("udp_sendmsg").attach().unwrap();
-    let containers: Vec<_> = (0..2)
-        .map(|_| {
-            let mut command = std::process::Command::new("sh");
-            command.args(["-c", &format!("exec {CONTAINER} -- {send}")]).spawn().unwrap()
+    let probe = probe(&["udp_sendmsg"]);
+    let send = "bash -c 'echo x >/dev/udp/127.0.0.1/9; exec sleep 60'";
+    let start = || Command::new("sh").args(["-c", &format!("exec {CONTAINER} {send}")]).spawn().unwrap();
+    let containers = [start(), start()];
+    eventually("both have sent", || only(&probe.ledger()).delivered >= 2);
+    let mut inside: Vec<u32> = containers
+        .map(|mut unshare| {
+            let path = format!("/proc/{0}/task/{0}/children", unshare.id());
+            let child = fs::read_to_string(path).unwrap().trim().parse().expect("one");
+            run(&format!("kill -KILL {child}"));
+            unshare.wait().unwrap();
+            child
         })
-        .collect();
-    eventually("both have sent", || only(&probe.ledger()).completed >= 2);
-    // unshare's children, which are pid 1, and theirs.
-    let inside: Vec<Vec<u32>> = containers.iter().map(|container| descendants(container.id())).collect();
-    for mut container in containers {
-        container.wait().unwrap();
-    }
+        .to_vec();
     let (events, _) = finish(probe);
-    println!("{inside:?} {events:?}");
-    for event in &events {
-        assert!(event.pid > 1 && event.tid > 1, "{event:?}");
-    }
-    // Whose child has sent it is gone by now, and had a number of its own.
-    let mut pids: Vec<_> = events.iter().map(|event| event.pid).collect();
-    pids.sort();
-    pids.dedup();
-    assert_eq!(pids.len(), 2, "{events:?}");
+    let mut pids: Vec<u32> = events.iter().map(|event| event.pid).collect();
+    assert!(events.iter().all(|event| event.tid == event.pid), "{events:?}");
+    (pids.sort(), inside.sort());
+    assert_eq!(pids, inside, "{events:?}");
 
     // A probe that is within has them, too.
     let lines = watch_works(CONTAINER, "--function udp_sendmsg --traffic udp:2");
     let events: Vec<_> = lines.iter().filter(|line| line["pid"].is_number()).collect();
     assert_eq!(events.len(), 2, "{lines:?}");
     assert!(events.iter().all(|event| event["pid"].as_u64() > Some(1)), "{lines:?}");
-}
-
-fn descendants(pid: u32) -> Vec<u32> {
-    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
-    let children: Vec<u32> = children.split_whitespace().map(|pid| pid.parse().unwrap()).collect();
-    children.iter().flat_map(|&pid| [vec![pid], descendants(pid)].concat()).collect()
 }
 
 /// Type information that is missing, hidden, cut off or something else: said at once, and what it is.
@@ -248,17 +237,18 @@ fn damaged_btf() {
 fn hidden_files() {
     let no_tracefs = after("mount -t tmpfs none /sys/kernel/tracing && mount -t tmpfs none /sys/kernel/debug");
     let no_proc = after("mount -t tmpfs none /proc");
-    let read_only = after("mount -o remount,bind,ro / && mount -o remount,ro /dev/shm && ! touch /tmp/x 2>/dev/null");
+    let read_only = after("mount -o remount,bind,ro / && ! touch /tmp/x 2>/dev/null");
     for before in [&no_tracefs, &no_proc, &read_only] {
         for what in ["--function ip_rcv", "--span tp:net_dev_queue..ip_rcv_core --stack"] {
             let lines = watch_works(before, &format!("{what} --traffic udp:3"));
             assert!(lines.last().unwrap().to_string().contains(r#""delivered":3"#), "{before}: {lines:?}");
         }
     }
-    run("mount -o remount,rw /dev/shm");
     // Without ftrace's list there is what the kernel has answered.
     let text = watch_fails(&no_tracefs, "--function do_syscall_64");
-    assert!(text.contains("the kernel refused it (errno 22"), "{text}");
+    let reason =
+        if kernel_version() < (5, 11) { "the kernel's type information" } else { "the kernel refused it (errno 22" };
+    assert!(text.contains(reason), "{text}");
     let text = watch_fails(&no_proc, "--function no_such_function");
     assert!(text.contains("this kernel has no function `no_such_function`"), "{text}");
     // A filter by what only /proc tells.
@@ -266,38 +256,35 @@ fn hidden_files() {
     assert!(text.contains("/proc/self/ns/pid failed"), "{text}");
 }
 
-/// With the function tracer switched off nothing is attached in silence; and it can't be switched off under a probe.
+/// With the function tracer switched off the kernel would attach in silence, and nothing would ever come: it is said
+/// instead. Tracepoints don't need it.
 #[test]
 #[ignore = "needs a kernel that allows fentry: scripts/test runs it in guests"]
 fn function_tracer_off() {
     until_bpf_is_gone();
-    let switch = |to| shell(&format!("sysctl -w kernel.ftrace_enabled={to}")).status.success();
-    let probe = self::probe(&["ip_rcv"]);
-    let under_a_probe = switch(0) && run("sysctl -n kernel.ftrace_enabled").trim() == "0";
-    ping_pong(&udp_to_itself(), 10, b"x");
-    let seen = finish(probe).0.len();
-
-    until_bpf_is_gone();
-    let is_off = switch(0) && run("sysctl -n kernel.ftrace_enabled").trim() == "0";
-    let refused = LatencyProbe::builder().function("ip_rcv").attach().map(|probe| {
+    let switch = |to| run(&format!("sysctl -w kernel.ftrace_enabled={to}"));
+    switch(0);
+    let refused = LatencyProbe::builder().function("ip_rcv").attach().map(drop);
+    let span = Span::between(Hook::tracepoint("net_dev_queue"), Hook::tracepoint("netif_receive_skb"));
+    let packets = LatencyProbe::builder().span(span).attach().map(|probe| {
         ping_pong(&udp_to_itself(), 10, b"x");
         finish(probe).0.len()
     });
     let doctor = shell(&format!("{} --json", example("doctor").display()));
-    let left = bpf_objects();
-    assert!(switch(1));
-    println!("switched off under a probe: {under_a_probe}, {seen} of 10 seen; switched off: {is_off}, {refused:?}");
-    assert_eq!((under_a_probe, seen), (false, 10));
-    assert!(is_off);
+    until_bpf_is_gone();
+    switch(1);
     let error: Error = refused.unwrap_err();
+    println!("{error}");
     let ErrorKind::NotTraceable { reason, .. } = error.kind() else { panic!("{error}") };
     assert_eq!(*reason, NotTraceable::TracerOff, "{error}");
-    assert_eq!(left, [0; 3]);
+    assert_eq!(packets.unwrap(), 10);
     let doctor: Value = serde_json::from_slice(&doctor.stdout).unwrap();
     let check = &doctor["checks"]["trampolines"];
     assert!(check["answer"] == "no" && check["remedy"].to_string().contains("kernel.ftrace_enabled=1"), "{check}");
     // What was refused then isn't now.
-    drop(self::probe(&["ip_rcv"]));
+    let probe = probe(&["ip_rcv"]);
+    ping_pong(&udp_to_itself(), 10, b"x");
+    assert_eq!(finish(probe).0.len(), 10);
 }
 
 static SAID: AtomicUsize = AtomicUsize::new(0);
