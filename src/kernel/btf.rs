@@ -39,7 +39,7 @@ const LONGEST_CHAIN: usize = 64;
 /// What has no name isn't nested deeper in the kernel.
 const DEEPEST: u32 = 8;
 /// The most members that are looked at, within each other, for one of a name. The kernel's largest structs have hundreds.
-const MOST_MEMBERS: u32 = 1 << 16;
+const MOST_MEMBERS: u32 = 1 << 12;
 
 /// Why some bytes are no BTF.
 #[derive(Debug, thiserror::Error, PartialEq, Eq)]
