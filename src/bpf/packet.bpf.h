@@ -144,10 +144,13 @@ static __always_inline __u32 start_of_ip(const struct sk_buff *skb, struct dwell
 	return at + VLAN_HLEN;
 }
 
-static __always_inline void identify_ports(const struct sk_buff *skb, __u32 at, struct dwell_identity *id)
-{
-	__u8 tcp[14];
+/* So much of a TCP header is read. */
+#define TCP_FLAGS_END 14
 
+/* `room` is where the IP header was, which nobody needs any more: the stack is short, and has no room for another. */
+static __always_inline void identify_ports(const struct sk_buff *skb, __u32 at, __u8 room[IP_HLEN],
+					   struct dwell_identity *id)
+{
 	if (!has_ports(id->flow.protocol)) {
 		learn(id, DWELL_KNOWS_NO_PORTS);
 		return;
@@ -157,10 +160,10 @@ static __always_inline void identify_ports(const struct sk_buff *skb, __u32 at, 
 		return;
 	learn(id, DWELL_KNOWS_SPORT | DWELL_KNOWS_DPORT);
 	/* No filter asks for what follows. */
-	if (!with_identity || id->flow.protocol != IPPROTO_TCP || header(skb, tcp, sizeof(tcp), at))
+	if (!with_identity || id->flow.protocol != IPPROTO_TCP || header(skb, room, TCP_FLAGS_END, at))
 		return;
-	id->seq = (__u32)tcp[4] << 24 | tcp[5] << 16 | tcp[6] << 8 | tcp[7];
-	id->tcp_flags = tcp[13];
+	id->seq = (__u32)room[4] << 24 | room[5] << 16 | room[6] << 8 | room[7];
+	id->tcp_flags = room[TCP_FLAGS_END - 1];
 	learn(id, DWELL_KNOWS_TCP);
 }
 
@@ -187,7 +190,7 @@ FUNCTION int identify_headers(const struct sk_buff *skb, __u32 at, struct dwell_
 	id->flow.version = version;
 	learn(id, DWELL_KNOWS_VERSION);
 	if (transport)
-		identify_ports(skb, transport, id);
+		identify_ports(skb, transport, ip, id);
 	return transport;
 }
 
