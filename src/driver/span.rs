@@ -318,7 +318,6 @@ pub(super) fn explain(failure: &Failure, site: &Site, log: Vec<String>) -> Error
         EPERM | ENOTSUPP if errno == EPERM || !trials::has_functions() => refusal(errno)
             .or_else(rejection)
             .unwrap_or_else(|| ErrorKind::TracingRefused { errno, lockdown: kernel::lockdown() }.into()),
-        }
         E2BIG if failure.step == Step::Attach => Error::not_traceable(site, NotTraceable::TooManyProbes),
         ENOMEM | ENFILE | EMFILE => {
             refusal(errno).unwrap_or_else(|| system_error(&format!("attaching to `{site}`"), &failure.error))
