@@ -247,7 +247,7 @@ fn hidden_files() {
     // Without ftrace's list there is what the kernel has answered.
     let text = watch_fails(&no_tracefs, "--function do_syscall_64");
     let reason =
-        if kernel_version() < (5, 11) { "the kernel's type information" } else { "the kernel refused it (errno 22" };
+        if kernel_version() < (5, 11) { "the kernel's type information" } else { "the kernel refused it (errno " };
     assert!(text.contains(reason), "{text}");
     let text = watch_fails(&no_proc, "--function no_such_function");
     assert!(text.contains("this kernel has no function `no_such_function`"), "{text}");
