@@ -201,7 +201,8 @@ fn pid_namespaces_and_events() {
     let (events, _) = finish(probe);
     let mut pids: Vec<u32> = events.iter().map(|event| event.pid).collect();
     assert!(events.iter().all(|event| event.tid == event.pid), "{events:?}");
-    (pids.sort(), inside.sort());
+    pids.sort();
+    inside.sort();
     assert_eq!(pids, inside, "{events:?}");
 
     // A probe that is within has them, too.
