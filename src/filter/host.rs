@@ -66,7 +66,8 @@ impl Host {
         let name = path.to_string_lossy();
         let link = fs::read_link(path);
         // Those of its own user's processes it may look at, unless they have more capabilities than it.
-        let forbidden = link.as_ref().is_err_and(|error| error.kind() == io::ErrorKind::PermissionDenied);
+        // What is said of the others differs between kernels; that they are links doesn't.
+        let forbidden = link.is_err() && fs::symlink_metadata(path).is_ok_and(|file| file.is_symlink());
         if forbidden && path.starts_with(&self.proc) && lacks(Capability::SysPtrace) {
             let action = format!("looking at the network namespace `{}`", name.escape_debug());
             return Err(Error::no_privilege(action, vec![Capability::SysPtrace]));
