@@ -65,9 +65,11 @@ impl Host {
         const WHAT: &str = "network namespace";
         let name = path.to_string_lossy();
         let link = fs::read_link(path);
-        // Those of its own user's processes it may look at, unless they have more capabilities than it.
-        // What is said of the others differs between kernels; that they are links doesn't.
-        let forbidden = link.is_err() && fs::symlink_metadata(path).is_ok_and(|file| file.is_symlink());
+        // That of a process that this one may not look at; Linux 5.10 shows a link without a target.
+        let forbidden = match &link {
+            Ok(target) => target.as_os_str().is_empty(),
+            Err(error) => error.kind() == io::ErrorKind::PermissionDenied,
+        };
         if forbidden && path.starts_with(&self.proc) && lacks(Capability::SysPtrace) {
             let action = format!("looking at the network namespace `{}`", name.escape_debug());
             return Err(Error::no_privilege(action, vec![Capability::SysPtrace]));
