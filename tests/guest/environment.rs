@@ -92,7 +92,7 @@ fn memory() {
         assert!((4 << 10..1 << 20).contains(&memory.programs), "{name}: {memory:?}");
         assert_eq!(memory.kernel(), memory.maps + memory.programs);
         // As the documentation has it.
-        let most = if name == "more" { 16 << 20 } else { (5 << 20) + possible_cpus() * (144 << 10) };
+        let most = if name == "more" { 16 << 20 } else { 5 << 20 } + possible_cpus() * (144 << 10);
         assert!(memory.maps <= most, "{name}: {memory:?}, and {most} is promised");
         if name == "silent" {
             // Neither rings nor more than a histogram for each CPU.
