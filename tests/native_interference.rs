@@ -3,22 +3,21 @@
 //! so by name.
 #![allow(unsafe_code, reason = "signals, fork and limits, which neither the standard library nor a dependency has")]
 
+mod natively;
+
 use std::any::Any;
 use std::ffi::c_int;
 use std::fs;
 use std::io;
-use std::net::UdpSocket;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dwell::{Hook, LatencyProbe, LatencyProbeBuilder, Span, Support};
-
-/// Loopback is everybody's, and these tests count what this process holds.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+use dwell::{LatencyProbe, LatencyProbeBuilder};
+use natively::{ONE_AT_A_TIME, possible, span_across, udp_to_itself};
 
 const SIGUSR1: c_int = 10;
 const RLIMIT_NOFILE: c_int = 7;
@@ -38,27 +37,14 @@ fn ms(count: u64) -> Duration {
     Duration::from_millis(count)
 }
 
-fn across() -> Span {
-    Span::between(Hook::tracepoint("net_dev_queue"), Hook::tracepoint("netif_receive_skb")).named("across")
-}
-
 /// The probe; `None` where this machine doesn't allow it, which must be explained.
 fn attach(test: &str, builder: LatencyProbeBuilder) -> Option<LatencyProbe> {
-    builder
-        .attach()
-        .map_err(|error| {
-            println!("{test}: not possible on this machine: {error}");
-            let support = Support::probe();
-            assert!(!support.can_trace_packets(), "{error}, but: {support}");
-        })
-        .ok()
+    possible(test, builder.attach())
 }
 
 /// Datagrams there and back, whatever interrupts it.
 fn ping_pong(count: u64) {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.connect(socket.local_addr().unwrap()).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let socket = udp_to_itself(Duration::from_secs(60));
     let whatever_interrupts = |call: &dyn Fn() -> io::Result<usize>| loop {
         match call() {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
@@ -164,7 +150,7 @@ fn signals() {
     let caught_before = CAUGHT.load(Ordering::Relaxed);
     let rain = Rain::begin();
     for _ in 0..3 {
-        let Some(probe) = attach("signals", LatencyProbe::builder().span(across())) else { return };
+        let Some(probe) = attach("signals", LatencyProbe::builder().span(span_across())) else { return };
         ping_pong(PACKETS);
         thread::sleep(ms(300));
         let (began, before) = (Instant::now(), reader_time());
@@ -210,7 +196,7 @@ fn in_copy(work: impl FnOnce()) -> bool {
 fn forked() {
     const PACKETS: u64 = 200;
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(probe) = attach("forked", LatencyProbe::builder().span(across())) else { return };
+    let Some(probe) = attach("forked", LatencyProbe::builder().span(span_across())) else { return };
     let mut probe = Some(probe);
     let mut completed = 0;
     for way in ["exit", "drop", "stop"] {
@@ -237,7 +223,7 @@ fn forked() {
 fn executed() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let before = of_bpf(std::process::id());
-    let Some(probe) = attach("executed", LatencyProbe::builder().span(across()).keep_slowest(3)) else { return };
+    let Some(probe) = attach("executed", LatencyProbe::builder().span(span_across()).keep_slowest(3)) else { return };
     let mut child = Command::new("sleep").arg("60").stdin(Stdio::null()).spawn().unwrap();
     let (own, inherited) = (of_bpf(std::process::id()), of_bpf(child.id()));
     child.kill().unwrap();
@@ -253,14 +239,15 @@ fn executed() {
 #[test]
 fn panicking_consumer() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(probe) = attach("panicking_consumer", LatencyProbe::builder().span(across()).channel_capacity(50)) else {
+    let Some(probe) = attach("panicking_consumer", LatencyProbe::builder().span(span_across()).channel_capacity(50))
+    else {
         return;
     };
     drop(probe);
     let held = descriptors();
     let began = Instant::now();
     for in_batches in [false, true] {
-        let builder = LatencyProbe::builder().span(across()).channel_capacity(50);
+        let builder = LatencyProbe::builder().span(span_across()).channel_capacity(50);
         let probe = if in_batches { builder.in_batches(10) } else { builder }.attach().unwrap();
         // Receivers that go are no reason to stop.
         drop((probe.events().clone(), probe.batches().clone()));
@@ -297,7 +284,7 @@ fn four_at_once() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let mut agents = Vec::new();
     for n in 0..4 {
-        let Some(probe) = attach("four_at_once", LatencyProbe::builder().span(across())) else { return };
+        let Some(probe) = attach("four_at_once", LatencyProbe::builder().span(span_across())) else { return };
         agents.push(Agent { _name: n.to_string(), probe: Box::new(probe) });
     }
     ping_pong(PACKETS);
@@ -314,7 +301,7 @@ fn many_spans() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     for stop in [true, false] {
         let builder = (0..50).fold(LatencyProbe::builder(), |builder, n| {
-            builder.span(across().named(format!("across {n}")).max_age(Duration::from_secs(60 + n)))
+            builder.span(span_across().named(format!("across {n}")).max_age(Duration::from_secs(60 + n)))
         });
         let began = Instant::now();
         let Some(probe) = attach("many_spans", builder) else { return };
@@ -366,16 +353,23 @@ fn again_and_again() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
     let done = AtomicBool::new(false);
     thread::scope(|scope| {
+        let _stop = SetOnDrop(&done);
+        // One socket for all of it: descriptors are counted meanwhile.
+        let socket = udp_to_itself(Duration::from_secs(60));
         scope.spawn(|| {
+            let socket = socket;
             while !done.load(Ordering::Relaxed) {
-                ping_pong(10);
+                for _ in 0..10 {
+                    socket.send(b"x").unwrap();
+                    socket.recv(&mut [0; 8]).unwrap();
+                }
                 thread::sleep(ms(5));
             }
         });
         let began = Instant::now();
         let mut warm = None;
         for n in 0..cycles {
-            let Some(probe) = attach("again_and_again", LatencyProbe::builder().span(across())) else { break };
+            let Some(probe) = attach("again_and_again", LatencyProbe::builder().span(span_across())) else { break };
             if n % 2 == 0 {
                 drop(probe);
             } else {
@@ -390,15 +384,23 @@ fn again_and_again() {
         if let Some(warm) = warm {
             Held::now().assert_like(&warm);
         }
-        done.store(true, Ordering::Relaxed);
     });
+}
+
+/// Sets a flag once it goes, also when a test fails: threads that run until then would keep the test from ending.
+struct SetOnDrop<'a>(&'a AtomicBool);
+
+impl Drop for SetOnDrop<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
 }
 
 /// Wherever descriptors run out, nothing of what was begun is left, over and over.
 #[test]
 fn out_of_descriptors() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(PoisonError::into_inner);
-    let Some(probe) = attach("out_of_descriptors", LatencyProbe::builder().span(across())) else { return };
+    let Some(probe) = attach("out_of_descriptors", LatencyProbe::builder().span(span_across())) else { return };
     drop(probe);
     let open = descriptors() as u64;
     let mut limits = [0; 2];
@@ -411,7 +413,7 @@ fn out_of_descriptors() {
     let (mut failed, mut warm) = (0, None);
     for n in 0..120 {
         limited(open + n % 15);
-        let result = LatencyProbe::builder().span(across()).attach();
+        let result = LatencyProbe::builder().span(span_across()).attach();
         limited(limits[0]);
         failed += u64::from(result.is_err());
         drop(result);

@@ -1,42 +1,27 @@
 //! More than there is room for, on the machine that runs the test: by raw tracepoints, which work also where its kernel
 //! refuses fentry. Where it refuses these as well, or the test doesn't run as root, each test says so by name.
 
+mod natively;
+
 use std::fs;
-use std::net::UdpSocket;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, mpsc};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use dwell::{Error, Hook, LatencyProbe, LatencyProbeBuilder, Ledger, Span, SpanLedger, Support};
-
-/// Loopback is everybody's.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
+use dwell::{LatencyProbe, LatencyProbeBuilder, Ledger, SpanLedger};
+use natively::{ONE_AT_A_TIME, possible, span_across, udp_to_itself};
 
 /// For what comes in a moment, on a machine that is busy with other things.
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn across() -> LatencyProbeBuilder {
-    let span = Span::between(Hook::tracepoint("net_dev_queue"), Hook::tracepoint("netif_receive_skb"));
-    LatencyProbe::builder().span(span.named("across"))
-}
-
-/// The probe; `None` where this machine doesn't allow it, which must be explained.
-fn possible(test: &str, attached: Result<LatencyProbe, Error>) -> Option<LatencyProbe> {
-    attached
-        .map_err(|error| {
-            println!("{test}: not possible on this machine: {error}");
-            let support = Support::probe();
-            assert!(!support.can_trace_packets(), "{error}, but: {support}");
-        })
-        .ok()
+    LatencyProbe::builder().span(span_across())
 }
 
 /// Sends datagrams to itself one by one; each must arrive.
 fn ping_pong(count: u64) {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.connect(socket.local_addr().unwrap()).unwrap();
-    socket.set_read_timeout(Some(PATIENCE)).unwrap();
+    let socket = udp_to_itself(PATIENCE);
     for _ in 0..count {
         socket.send(b"x").unwrap();
         socket.recv(&mut [0; 8]).unwrap();

@@ -3,41 +3,25 @@
 //! Where it refuses these as well, or the test doesn't run as root, each test says so by name, and checks that the crate
 //! explains it.
 
+mod natively;
+
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream, UdpSocket};
-use std::sync::Mutex;
 use std::thread;
 use std::time::{Duration, Instant};
 
 use dwell::{
-    ErrorKind, Events, Hook, Key, LatencyProbe, LatencyProbeBuilder, Outcome, ProgramStatistics, Restart, Span, Support,
+    ErrorKind, Events, Hook, Key, LatencyProbe, LatencyProbeBuilder, Outcome, ProgramStatistics, Restart, Span,
 };
-
-/// Loopback is everybody's: packets of other tests would be counted.
-static ONE_AT_A_TIME: Mutex<()> = Mutex::new(());
-
-fn across() -> Span {
-    Span::between(Hook::tracepoint("net_dev_queue"), Hook::tracepoint("netif_receive_skb")).named("across")
-}
+use natively::{ONE_AT_A_TIME, possible, span_across};
 
 /// The probe; `None` where this machine doesn't allow it, which must be explained.
 fn attach(test: &str, builder: LatencyProbeBuilder) -> Option<LatencyProbe> {
-    match builder.attach() {
-        Ok(probe) => Some(probe),
-        Err(error) => {
-            println!("{test}: not possible on this machine: {error}");
-            let support = Support::probe();
-            assert!(!support.can_trace_packets(), "{error}, but: {support}");
-            None
-        }
-    }
+    possible(test, builder.attach())
 }
 
 fn udp_to_itself() -> UdpSocket {
-    let socket = UdpSocket::bind("127.0.0.1:0").unwrap();
-    socket.connect(socket.local_addr().unwrap()).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
-    socket
+    natively::udp_to_itself(Duration::from_secs(60))
 }
 
 fn ping_pong(socket: &UdpSocket, count: usize) {
@@ -53,7 +37,7 @@ fn every_packet() {
     const PACKETS: usize = 1_000;
     let _alone = ONE_AT_A_TIME.lock();
     for plain in [false, true] {
-        let mut builder = LatencyProbe::builder().span(across());
+        let mut builder = LatencyProbe::builder().span(span_across());
         if plain {
             builder = builder.plain_tracepoints();
         }
@@ -114,7 +98,7 @@ fn who_drops() {
 fn a_million_packets() {
     const PACKETS: usize = 1_000_000;
     let _alone = ONE_AT_A_TIME.lock();
-    let builder = LatencyProbe::builder().span(across()).ring_bytes(64 << 20).channel_capacity(1 << 20);
+    let builder = LatencyProbe::builder().span(span_across()).ring_bytes(64 << 20).channel_capacity(1 << 20);
     let begin = Instant::now();
     let Some(probe) = attach("a_million_packets", builder) else { return };
     let events = probe.events().clone();
@@ -164,7 +148,7 @@ fn stopping_under_load() {
         });
         let mut quickest = Duration::MAX;
         for _ in 0..10 {
-            let span = across().on_restart(Restart::KeepFirst);
+            let span = span_across().on_restart(Restart::KeepFirst);
             let Some(probe) = attach("stopping_under_load", LatencyProbe::builder().span(span)) else { break };
             thread::sleep(Duration::from_millis(50));
             let events = probe.events().clone();
@@ -188,7 +172,7 @@ fn stopping_under_load() {
 fn explained() {
     let text = |builder: LatencyProbeBuilder| builder.attach().expect_err("it can't work").to_string();
     let from = |name: &str| Span::between(Hook::tracepoint(name), Hook::tracepoint("netif_receive_skb"));
-    let Some(probe) = attach("explained", LatencyProbe::builder().span(across())) else { return };
+    let Some(probe) = attach("explained", LatencyProbe::builder().span(span_across())) else { return };
     drop(probe);
     let unknown = text(LatencyProbe::builder().span(from("net_dev_qeue")));
     assert!(unknown.contains("`net_dev_qeue`") && unknown.contains("`net_dev_queue`"), "{unknown}");
@@ -200,11 +184,11 @@ fn explained() {
     assert!(twice.contains("is named twice"), "{twice}");
     let call = text(LatencyProbe::builder().span(from("net_dev_queue").keyed_by(Key::Call)));
     assert!(call.contains("a call goes from the entry of a function to the exit of the same"), "{call}");
-    let same = text(LatencyProbe::builder().span(across()).span(across().named("the same")));
+    let same = text(LatencyProbe::builder().span(span_across()).span(span_across().named("the same")));
     assert!(same.contains("`across` and `the same` are the same span"), "{same}");
 
     // Best effort keeps what works, and says what doesn't.
-    let both = LatencyProbe::builder().span(across()).span(from("no_such_tracepoint").named("no")).best_effort();
+    let both = LatencyProbe::builder().span(span_across()).span(from("no_such_tracepoint").named("no")).best_effort();
     let probe = both.attach().unwrap();
     assert_eq!(probe.spans().len(), 1);
     assert_eq!(probe.failures().len(), 1);
@@ -220,7 +204,7 @@ fn explained() {
 #[test]
 fn costs() {
     let _alone = ONE_AT_A_TIME.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-    let Some(probe) = attach("costs", LatencyProbe::builder().span(across()).events(Events::None)) else { return };
+    let Some(probe) = attach("costs", LatencyProbe::builder().span(span_across()).events(Events::None)) else { return };
     let statistics = match ProgramStatistics::enable() {
         Ok(statistics) => statistics,
         Err(error) => {

@@ -112,9 +112,8 @@ fn is_trace(line: &str) -> bool {
 }
 
 /// The last lines of libbpf's messages.
-pub(super) fn last_lines(mut messages: Vec<String>) -> Vec<String> {
-    messages.drain(..messages.len().saturating_sub(LOG_LINES));
-    messages
+pub(super) fn last_lines(messages: &[String]) -> Vec<String> {
+    messages[messages.len().saturating_sub(LOG_LINES)..].to_vec()
 }
 
 /// As long as it lives, the print callback is ours. Who is the last puts the other back, whatever happens.

@@ -325,9 +325,9 @@ pub(super) fn explain(failure: &Failure, site: &Site, log: Vec<String>) -> Error
         _ => {
             let tracer = || function.filter(|_| [EBUSY, ENODEV].contains(&errno)).and(kernel::why_no_tracer());
             let known = tracer().or_else(known).map(|reason| Error::not_traceable(site, reason));
-            known.or_else(rejection).unwrap_or_else(|| {
-                Error::not_traceable(site, NotTraceable::Refused { errno, log: last_lines(log.clone()) })
-            })
+            known
+                .or_else(rejection)
+                .unwrap_or_else(|| Error::not_traceable(site, NotTraceable::Refused { errno, log: last_lines(&log) }))
         }
     };
     error.with_errno(errno)

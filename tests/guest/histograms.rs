@@ -16,8 +16,8 @@ use libbpf_rs::query::MapInfoIter;
 
 use crate::lab::{DEVICE, Ip, Lab, loopback_tcp, loopback_udp, send_datagrams, tcp_messages};
 use crate::support::{
-    SetOnDrop, attach_paired, eventually, finish, gettid, ms, only, pairings, ping_pong, run, udp_to_itself,
-    would_block,
+    SetOnDrop, attach_paired, eventually, finish, gettid, ms, only, pairings, ping_pong, ping_pong_until, run,
+    udp_to_itself, would_block,
 };
 
 /// Asks for histograms only.
@@ -249,15 +249,7 @@ fn snapshots_under_load_lose_nothing() {
         let (done, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         let (last, taken) = thread::scope(|scope| {
             let stop = SetOnDrop(&done);
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    let socket = udp_to_itself();
-                    while !done.load(Ordering::Relaxed) {
-                        ping_pong(&socket, 50, b"x");
-                        sent.fetch_add(50, Ordering::Relaxed);
-                    }
-                });
-            }
+            ping_pong_until(scope, &done, &sent);
             let snapshots = scope.spawn(|| take_snapshots(&probe, &done));
             thread::sleep(ms(700));
             for online in ["0", "1"] {

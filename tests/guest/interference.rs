@@ -17,7 +17,7 @@ use dwell::{ErrorKind, LatencyEvent, LatencyProbe, MonotonicTime, NotTraceable, 
 
 use crate::support::{
     PATIENCE, SetOnDrop, attach_paired, bpf_objects, eventually, example, finish, kernel_version, ms, only,
-    others_first, pairings, ping_pong, probe, run, shell, udp_to_itself, until_bpf_is_gone,
+    others_first, pairings, ping_pong, ping_pong_until, probe, run, shell, udp_to_itself, until_bpf_is_gone,
 };
 
 unsafe extern "C" {
@@ -359,15 +359,7 @@ fn cpus_come_and_go() {
         let (done, sent) = (AtomicBool::new(false), AtomicU64::new(0));
         thread::scope(|scope| {
             let _stop = SetOnDrop(&done);
-            for _ in 0..2 {
-                scope.spawn(|| {
-                    let socket = udp_to_itself();
-                    while !done.load(Ordering::Relaxed) {
-                        ping_pong(&socket, 50, b"x");
-                        sent.fetch_add(50, Ordering::Relaxed);
-                    }
-                });
-            }
+            ping_pong_until(scope, &done, &sent);
             for online in ["0", "1", "0", "1"] {
                 fs::write(ONLINE, online).unwrap_or_else(|error| panic!("{ONLINE}: {error}"));
                 let so_far = sent.load(Ordering::Relaxed);

@@ -4,7 +4,8 @@ use std::io;
 use std::net::UdpSocket;
 use std::path::PathBuf;
 use std::process::{Command, Output};
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::thread::Scope;
 use std::time::{Duration, Instant};
 
 use dwell::{LatencyEvent, LatencyProbe, LatencyProbeBuilder, Ledger, Pairing, SpanLedger};
@@ -31,6 +32,19 @@ pub fn ping_pong(socket: &UdpSocket, count: usize, payload: &[u8]) {
     for _ in 0..count {
         assert_eq!(socket.send(payload).expect("sent"), payload.len());
         assert_eq!(socket.recv(&mut buffer).expect("received"), payload.len());
+    }
+}
+
+/// Two threads that send and receive datagrams until `done`, and count them.
+pub fn ping_pong_until<'scope>(scope: &'scope Scope<'scope, '_>, done: &'scope AtomicBool, sent: &'scope AtomicU64) {
+    for _ in 0..2 {
+        scope.spawn(|| {
+            let socket = udp_to_itself();
+            while !done.load(Ordering::Relaxed) {
+                ping_pong(&socket, 50, b"x");
+                sent.fetch_add(50, Ordering::Relaxed);
+            }
+        });
     }
 }
 
